@@ -1,0 +1,45 @@
+# Everything is installed into .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: setup demo test lint types bench docs clean help
+
+help:
+	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
+	@echo "make test    set up, then lint, types and tests"
+	@echo "make bench   side by side with the peers (its own environment)"
+	@echo "make clean   remove environments and caches"
+
+# A stamp, so that a second run does not ask the package index again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (the first time this takes about two minutes)"
+	@$(PIP) torch
+	@$(PIP) -e ".[test,classic-control]"
+	@touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	@rm -rf build/demo
+	$(BIN)/swath collect CartPole-v1 --frames 100k --envs 8 --seed 0 --out build/demo
+	@$(BIN)/python -c "import swath; d = swath.load('build/demo'); print(d.frames); print(d.episodes[:3])"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/pyright --level error
+
+test: setup lint types
+	$(BIN)/pytest
+
+bench:
+	$(MAKE) --no-print-directory -C benchmarks bench
+
+clean:
+	rm -rf $(VENV) build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

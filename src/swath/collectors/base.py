@@ -1,0 +1,272 @@
+"""BaseCollector: what every collector is, whatever it runs on.
+
+A subclass says how to get the next batch (``_collect``), how to close what it holds (``_close``), and what it can
+save. Iterating, counting, hooks, trajectories and the end are here.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDictBase
+from torch.utils.data import IterableDataset
+
+from swath.collectors.finite import require_finite
+from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
+from swath.errors import CollectorClosed
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many frames: in a batch, in all."""
+
+    num_envs: int
+    steps_per_batch: int
+    #: None: endless.
+    total_frames: int | None
+
+    @classmethod
+    def resolve(cls, frames_per_batch: Any, total_frames: Any, num_envs: int) -> Budget:
+        frames = _positive_int("frames_per_batch", frames_per_batch)
+        steps = -(-frames // num_envs)
+        if steps * num_envs != frames:
+            warnings.warn(
+                f"frames_per_batch={frames} does not divide over {num_envs} envs; {steps * num_envs} will be used "
+                f"({steps} steps of each)",
+                stacklevel=4,
+            )
+        if total_frames is None or total_frames < 0:
+            return cls(num_envs, steps, None)
+        if total_frames != int(total_frames):
+            raise ValueError(f"total_frames must be a whole number, or -1 for endless; got {total_frames!r}")
+        return cls(num_envs, steps, int(total_frames))
+
+    @property
+    def frames_per_batch(self) -> int:
+        return self.steps_per_batch * self.num_envs
+
+    def next_batch(self, frames_so_far: int) -> tuple[int, int | None]:
+        """Steps of the next batch, and how many envs deliver them (None: all).
+
+        Totals are exact. What is left at the end and fills no step of all envs comes as one step of the first few.
+        """
+        if self.total_frames is None:
+            return self.steps_per_batch, None
+        left = self.total_frames - frames_so_far
+        steps = min(self.steps_per_batch, left // self.num_envs)
+        return (steps, None) if steps else (1, left)
+
+    @property
+    def num_batches(self) -> int | None:
+        if self.total_frames is None:
+            return None
+        full, rest = divmod(self.total_frames, self.frames_per_batch)
+        return full + bool(rest // self.num_envs) + bool(rest % self.num_envs)
+
+
+def _positive_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Postprocessing:
+    """What happens to a batch between the rollout and the consumer."""
+
+    postproc: Callable[[TensorDictBase], Any] | None = None
+    split_trajs: bool = False
+    set_truncated: bool = False
+    check_finite: bool = False
+    pre_collect_hook: Callable[[], Any] | None = None
+    post_collect_hook: Callable[[Any], Any] | None = None
+
+    def apply(self, batch: TensorDictBase) -> Any:
+        if self.split_trajs:
+            batch = split_trajectories(batch, prefix="collector")
+        return batch if self.postproc is None else self.postproc(batch)
+
+
+class BaseCollector(IterableDataset):
+    """An iterable over batches of experience. Use one of its subclasses."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        postprocessing: Postprocessing,
+        assembler: TrajectoryAssembler | None,
+        replay_buffer: Any = None,
+    ) -> None:
+        self._budget = budget
+        self._postprocessing = postprocessing
+        self._assembler = assembler
+        self.replay_buffer = replay_buffer
+        self._frames = 0
+        self._iter = 0
+        self._seconds = 0.0
+        self._closed = False
+        self._iterator: Iterator[Any] | None = None
+        #: After an error: the frames of the batch that failed which were complete, or None.
+        self.partial_batch: TensorDictBase | None = None
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _collect(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
+        """One batch, as the rollout makes it."""
+        raise NotImplementedError
+
+    def _close(self, close_env: bool) -> None:
+        """Free what the collector holds; called once."""
+        raise NotImplementedError
+
+    def _salvage(self) -> TensorDictBase | None:
+        """What is left of a batch that failed."""
+        return None
+
+    # -- iterating -------------------------------------------------------------------------------------------------
+
+    @property
+    def total_frames(self) -> int | float:
+        return float("inf") if self._budget.total_frames is None else self._budget.total_frames
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Steps per batch of each env."""
+        return self._budget.steps_per_batch
+
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """Frames per batch over all envs."""
+        return self._budget.frames_per_batch
+
+    @property
+    def _complete(self) -> bool:
+        return self._budget.total_frames is not None and self._frames >= self._budget.total_frames
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches until ``total_frames``; then the collector closes. A ``break`` leaves it open, to go on later."""
+        if self._closed and not self._complete:
+            raise CollectorClosed(
+                f"this {type(self).__name__} was shut down after {self._frames:,} frames; make a new one"
+            )
+        return self.iterator()
+
+    def iterator(self) -> Iterator[Any]:
+        """The generator behind iteration."""
+        while not self._complete:
+            batch = self._next_batch()
+            if batch is not None or self.replay_buffer is not None:
+                yield batch
+        self.shutdown()
+
+    def next(self) -> Any:
+        """The next batch, or None after the last."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        return next(self._iterator, None)
+
+    def _next_batch(self) -> Any:
+        """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
+        post = self._postprocessing
+        started = time.perf_counter()
+        try:
+            if post.pre_collect_hook is not None:
+                post.pre_collect_hook()
+            batch = self._gather()
+            if batch is not None:
+                batch = post.apply(batch)
+                if post.post_collect_hook is not None:
+                    post.post_collect_hook(batch)
+                if self.replay_buffer is not None:
+                    self.replay_buffer.extend(batch)
+                    batch = None
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._keep_what_is_left(error)
+                self.shutdown(raise_on_error=False)
+            raise
+        self._seconds += time.perf_counter() - started
+        return batch
+
+    def _gather(self) -> TensorDictBase | None:
+        assembler = self._assembler
+        if assembler is None:
+            return self._count(self._collect(*self._budget.next_batch(self._frames)))
+        while (batch := assembler.pop()) is None:
+            if self._complete:
+                return None
+            assembler.add(self._count(self._collect(*self._budget.next_batch(self._frames))))
+        return batch
+
+    def _count(self, batch: TensorDictBase) -> TensorDictBase:
+        self._frames += batch.numel()
+        self._iter += 1
+        if self._postprocessing.check_finite:
+            require_finite(batch)
+        if self._postprocessing.set_truncated:
+            last = batch.get("next")[..., -1]
+            truncated = torch.ones_like(last.get("truncated"))
+            last.set_("truncated", truncated)
+            last.set_("done", truncated)
+        return batch
+
+    def _keep_what_is_left(self, error: Exception) -> None:
+        try:
+            self.partial_batch = self._salvage()
+        except Exception:  # what failed first is what the user must see
+            self.partial_batch = None
+        if self.partial_batch is not None and self.partial_batch.numel():
+            error.add_note(
+                f"swath: {self._frames:,} frames were delivered before this; {self.partial_batch.numel():,} more, "
+                "complete up to the failing step, are in collector.partial_batch"
+            )
+
+    def __len__(self) -> int:
+        """The exact number of batches."""
+        num_batches = self._budget.num_batches
+        if num_batches is None:
+            raise RuntimeError("a collector without total_frames has no length: it never ends")
+        if self._assembler is not None:
+            raise RuntimeError("with trajs_per_batch the number of batches depends on the episodes")
+        return num_batches
+
+    # -- life cycle ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Where the collector stands; never blocks."""
+        return {
+            "frames": self._frames,
+            "batches": self._iter,
+            "total_frames": self.total_frames,
+            "completed": self._complete,
+            "requested_frames_per_batch": self.requested_frames_per_batch,
+            "seconds_collecting": self._seconds,
+            "fps": self._frames / self._seconds if self._seconds else 0.0,
+        }
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """Close; harmless when called again."""
+        if self.__dict__.get("_closed", True):
+            return
+        self._closed = True
+        try:
+            self._close(close_env)
+        except Exception:
+            if raise_on_error:
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        self.shutdown(raise_on_error=False)

@@ -1,0 +1,483 @@
+"""Collector: a rollout in the caller's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
+
+from swath.collectors.base import BaseCollector, Budget, Postprocessing
+from swath.collectors.devices import DeviceLike, Devices, parameter_devices
+from swath.collectors.randomness import RandomStream
+from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
+from swath.collectors.weights import apply_weights, choose_source
+from swath.envs.base import EnvBase
+from swath.envs.gym import GymEnv, GymWrapper
+from swath.envs.specs import Composite
+from swath.errors import CollectorClosed
+from swath.modules.random_policy import RandomPolicy
+from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.delivery import Stamps
+from swath.rollout.layout import as_key
+from swath.rollout.loop import Rollout, first_observations
+from swath.rollout.plan import PolicyPlan
+
+
+class Collector(BaseCollector):
+    """Runs a policy in an env and yields batches ``[*env.batch_size, T]`` of what happened.
+
+    Args:
+        create_env_fn: an env, or a function that makes one; a ``gymnasium`` env or its id will do.
+        policy: see "Policies" in the docs; None draws random actions.
+        policy_factory: a function that makes the policy, instead of ``policy``.
+        frames_per_batch: frames of a batch over all envs, rounded up to whole steps.
+        total_frames: when to stop, exactly; -1 for never.
+        device, env_device, policy_device, storing_device: ``device`` fills those not given.
+        create_env_kwargs: for ``create_env_fn``.
+        max_frames_per_traj: truncate episodes after this many steps; adds ``step_count``.
+        init_random_frames: exactly so many frames get random actions first; other policy outputs are zero in them.
+        reset_at_each_iter: start every batch with new episodes.
+        postproc: applied to each batch before it is delivered.
+        split_trajs: deliver one row per trajectory, padded, with ``("collector", "mask")``.
+        exploration_type: how probabilistic policies choose; random by default.
+        return_same_td: yield the same memory each time, overwritten by the next batch.
+        interruptor: its ``collection_stopped()`` is asked after every step, and makes the batch shorter.
+        set_truncated: mark the last step of every batch truncated (the env is not reset).
+        trust_policy: call the policy with a TensorDict without looking at its signature.
+        compile_policy, cudagraph_policy: True, or keywords for ``torch.compile`` / ``CudaGraphModule``.
+        track_policy_version: stamp every frame with ``policy_version``.
+        track_traj_ids: False leaves ``("collector", "traj_ids")`` out.
+        compact_obs: leave the observations out of ``next`` (they are in the following root).
+        trajs_per_batch: deliver so many whole episodes at a time, "padded" or "cat" (``traj_format``).
+        check_finite: raise on NaN and infinity.
+        pre_collect_hook, post_collect_hook: called before a batch, and with it.
+        replay_buffer: its ``extend`` gets every batch; iteration then yields None.
+
+    Raises:
+        TypeError: an unknown argument, or both ``policy`` and ``policy_factory``.
+        PolicyError: the policy does not fit the env.
+
+    >>> collector = Collector("CartPole-v1", frames_per_batch=50, total_frames=100)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([50]), torch.Size([50])]
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[[], Any] | None = None,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        device: DeviceLike = None,
+        storing_device: DeviceLike = None,
+        policy_device: DeviceLike = None,
+        env_device: DeviceLike = None,
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        reset_when_done: bool = True,
+        postproc: Callable[[TensorDictBase], Any] | None = None,
+        split_trajs: bool | None = None,
+        exploration_type: InteractionType | None = InteractionType.RANDOM,
+        return_same_td: bool = False,
+        interruptor: Any = None,
+        set_truncated: bool = False,
+        use_buffers: bool | None = None,
+        replay_buffer: Any = None,
+        trust_policy: bool | None = None,
+        compile_policy: bool | dict[str, Any] | None = None,
+        cudagraph_policy: bool | dict[str, Any] | None = None,
+        no_cuda_sync: bool = False,
+        track_policy_version: bool = False,
+        track_traj_ids: bool = True,
+        compact_obs: bool = False,
+        trajs_per_batch: int | None = None,
+        traj_format: TrajFormat = "padded",
+        check_finite: bool = False,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[Any], Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        self._closed = True  # until there is something to close
+        _refuse_unknown(unknown, type(self))
+        if policy is not None and policy_factory is not None:
+            raise TypeError("give either policy or policy_factory, not both")
+        if not reset_when_done:
+            raise ValueError("reset_when_done=False is not supported: an env that is done is always reset")
+        if replay_buffer is not None and return_same_td:
+            raise TypeError("return_same_td does not go with a replay_buffer: nothing is returned")
+        if split_trajs and not track_traj_ids:
+            raise ValueError("split_trajs needs track_traj_ids=True")
+        devices = Devices.resolve(device, env_device, policy_device, storing_device)
+        env = make_env(create_env_fn, create_env_kwargs)
+        try:
+            self._set_up(
+                env,
+                policy_factory() if policy_factory is not None else policy,
+                devices,
+                Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel()),
+                Stamps(
+                    traj_ids=track_traj_ids,
+                    step_count=_is_limit(max_frames_per_traj),
+                    policy_version=bool(track_policy_version),
+                    compact_obs=compact_obs,
+                ),
+                Postprocessing(
+                    postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
+                ),
+                _assembler(trajs_per_batch, traj_format),
+                max_frames_per_traj if _is_limit(max_frames_per_traj) else None,
+                bool(trust_policy),
+                _wrapper(compile_policy, cudagraph_policy),
+                replay_buffer,
+            )
+        except BaseException:
+            if not isinstance(create_env_fn, EnvBase):  # ours to close
+                env.close(raise_if_closed=False)
+            raise
+        self._rollout.random_frames_left = max(0, int(init_random_frames or 0))
+        self.init_random_frames = self._rollout.random_frames_left
+        self.exploration_type = exploration_type
+        self.reset_at_each_iter = reset_at_each_iter
+        self.return_same_td = return_same_td
+        self._stop = None if interruptor is None else interruptor.collection_stopped
+        self._no_cuda_sync = no_cuda_sync
+
+    def _set_up(
+        self,
+        env: EnvBase,
+        policy: Any,
+        devices: Devices,
+        budget: Budget,
+        stamps: Stamps,
+        postprocessing: Postprocessing,
+        assembler: TrajectoryAssembler | None,
+        max_frames_per_traj: int | None,
+        trust_policy: bool,
+        wrap: Callable[[Any], Any] | None,
+        replay_buffer: Any,
+    ) -> None:
+        if devices.env is not None and env.device != devices.env:
+            env = env.to(devices.env)
+        if stamps.step_count:
+            _prepare_for_limit(env)
+        if postprocessing.set_truncated and "truncated" not in env.done_keys:
+            raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
+        self.env = env
+        self._devices = devices
+        self._given_policy = policy
+        self.policy = _on_device(policy, devices.policy)
+        self._policy_version = 0
+        self._random_stream = RandomStream()
+        self._traj_ids = TrajectoryIds()
+        first_row = first_observations(env)
+        plan = None
+        if not isinstance(self.policy, RandomPolicy):
+            with torch.no_grad():
+                plan = PolicyPlan.resolve(
+                    self.policy,
+                    env,
+                    first_row,
+                    device=_casting_device(devices.policy, env),
+                    trust_policy=trust_policy,
+                    wrap=wrap,
+                )
+        self._rollout = Rollout(
+            env,
+            plan,
+            env.row_layout() if plan is None else plan.layout,
+            budget.steps_per_batch,
+            stamps=stamps,
+            ids=self._traj_ids,
+            max_frames_per_traj=max_frames_per_traj,
+            device=devices.storing,
+            action_specs=_random_specs(self.policy),
+        )
+        self._rollout.start_from(first_row)
+        super().__init__(budget, postprocessing, assembler, replay_buffer)
+        if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
+            postprocessing.postproc.to(devices.storing)  # type: ignore[union-attr]
+        for part in (policy, env):
+            register = getattr(part, "register_collector", None)
+            if callable(register):
+                register(self)
+
+    # -- collecting ------------------------------------------------------------------------------------------------
+
+    def _collect(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
+        if self._closed:
+            raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
+        if self.reset_at_each_iter and self._iter:
+            self._restart()
+        with self._in_force():
+            batch = self._rollout.collect(
+                num_steps,
+                policy_version=self._policy_version,
+                stop=self._stop,
+                num_envs=num_envs,
+                reuse_memory=self.return_same_td,
+            )
+        if not self._no_cuda_sync:
+            self._devices.synchronize()
+        return batch
+
+    @contextlib.contextmanager
+    def _in_force(self) -> Iterator[None]:
+        """No gradients, the exploration type, and the collector's own random stream."""
+        with torch.no_grad(), set_interaction_type(self.exploration_type), self._random_stream.active():
+            yield
+
+    def _salvage(self) -> TensorDictBase | None:
+        return self._rollout.salvage()
+
+    def rollout(self) -> TensorDictBase:
+        """One batch that is not counted, nor postprocessed."""
+        return self._collect(self._budget.steps_per_batch, None)
+
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""
+        env_ids = None
+        if index is not None:
+            chosen = torch.as_tensor(index)
+            env_ids = (chosen.reshape(-1).nonzero() if chosen.dtype == torch.bool else chosen).reshape(-1).tolist()
+        self._restart(env_ids, **kwargs)
+
+    def _restart(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
+        self._rollout.reset(env_ids, **kwargs)
+        if self._assembler is not None:
+            self._assembler.drop_pending()
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
+        """Seed the envs, random actions and the policy's sampling; the next batch starts new episodes.
+
+        Returns the seed for the next collector (the same one, if ``static_seed``).
+        """
+        self._random_stream.seed(int(seed))
+        following = self.env.set_seed(seed, static_seed)
+        self._restart()
+        return following
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        worker_ids: Any = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        policy_weights: Any = None,
+    ) -> None:
+        """Let the policy that collects have these weights: a module's, a TensorDict's, a state dict's.
+
+        Without arguments, those of the policy that the collector was made with. Counts the policy's version up.
+        """
+        if policy_weights is not None:
+            warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
+            weights = policy_weights
+        if worker_ids not in (None, 0, [0]):
+            raise ValueError(f"a Collector has one worker, 0; there is no worker {worker_ids}")
+        source = choose_source(policy_or_weights, weights, policy, weights_dict, model_id)
+        if source is None:
+            source = self._given_policy
+            if source is self.policy:  # the user's own object collects: what was trained is in it already
+                self._policy_version += 1
+                return
+        if source is not self.policy:
+            apply_weights(self.policy, source)
+        self._policy_version += 1
+
+    @property
+    def policy_version(self) -> int:
+        """How often the weights were updated."""
+        return self._policy_version
+
+    def get_policy_version(self) -> int:
+        return self._policy_version
+
+    def increment_version(self) -> None:
+        self._policy_version += 1
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, trajectory ids, random state, the policy's weights, and what the env can save of itself."""
+        state: dict[str, Any] = {
+            "env_state_dict": self.env.state_dict(),
+            "frames": self._frames,
+            "iter": self._iter,
+            "traj_pool": self._traj_ids.next_id,
+            "policy_version": self._policy_version,
+            "random_frames_left": self._rollout.random_frames_left,
+            "random_state": self._random_stream.state_dict(),
+        }
+        if isinstance(self.policy, torch.nn.Module):
+            state["policy_state_dict"] = {
+                name: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
+                for name, tensor in self.policy.state_dict().items()
+            }
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Go on where ``state_dict`` was taken; with new episodes, since envs cannot be put into the middle of one."""
+        if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
+            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+        elif strict and ("policy_state_dict" in state_dict) != isinstance(self.policy, torch.nn.Module):
+            raise ValueError(
+                "the state has policy weights, but this collector's policy has none"
+                if "policy_state_dict" in state_dict
+                else "the state has no policy weights, but this collector's policy needs them; strict=False goes on"
+            )
+        self.env.load_state_dict(state_dict["env_state_dict"], strict)
+        self._frames = state_dict["frames"]
+        self._iter = state_dict["iter"]
+        self._traj_ids.next_id = max(self._traj_ids.next_id, state_dict["traj_pool"])
+        self._policy_version = state_dict["policy_version"]
+        self._rollout.random_frames_left = state_dict["random_frames_left"]
+        self._random_stream.load_state_dict(state_dict["random_state"])
+        self._rollout.forget_ids()
+        self._restart()
+        self._iterator = None
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "policy_version": self._policy_version, "num_envs": self._budget.num_envs}
+
+    def getattr_policy(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def getattr_env(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def get_model(self, model_id: str) -> Any:
+        if model_id != "policy":
+            raise KeyError(f"there is no model {model_id!r}; this collector has 'policy'")
+        return self.policy
+
+    def _close(self, close_env: bool) -> None:
+        if close_env:
+            self.env.close(raise_if_closed=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.env}, policy={type(self.policy).__name__}, "
+            f"frames_per_batch={self.requested_frames_per_batch}, total_frames={self.total_frames}, "
+            f"frames so far={self._frames:,})"
+        )
+
+
+# -- arguments, resolved once ----------------------------------------------------------------------------------------
+
+
+def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
+    """The env that ``create_env_fn`` is or makes; Gymnasium's own are wrapped."""
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        if len(create_env_fn) != 1:
+            raise ValueError(f"a Collector has one env, got {len(create_env_fn)}; put several into SerialEnv(n, fn)")
+        create_env_fn = create_env_fn[0]
+    if isinstance(create_env_fn, str):
+        return GymEnv(create_env_fn, **(kwargs or {}))
+    ready = isinstance(create_env_fn, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
+    if ready and kwargs:
+        raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
+    if not ready and not callable(create_env_fn):
+        raise TypeError(
+            f"create_env_fn must be an env or a function that makes one, got {type(create_env_fn).__name__}"
+        )
+    env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
+    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
+        env = GymWrapper(env)
+    if not isinstance(env, EnvBase):
+        raise TypeError(f"create_env_fn made a {type(env).__name__}, which is no env; wrap it with GymWrapper")
+    return env
+
+
+def _refuse_unknown(unknown: Mapping[str, Any], collector: type) -> None:
+    if not unknown:
+        return
+    known = [name for name in inspect.signature(collector.__init__).parameters if name not in ("self", "unknown")]
+    hints = []
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, n=1)
+        hints.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    raise TypeError(f"{collector.__name__} got an unknown argument: {', '.join(hints)}")
+
+
+def _is_limit(max_frames_per_traj: int | None) -> bool:
+    return max_frames_per_traj is not None and max_frames_per_traj > 0
+
+
+def _prepare_for_limit(env: EnvBase) -> None:
+    taken = [key for key in env.observation_keys if "step_count" in as_key(key)]
+    if taken:
+        raise ValueError(f"max_frames_per_traj would add 'step_count', but the env has {taken[0]!r} already")
+    if "truncated" not in env.done_keys:
+        env.add_truncated_keys()
+
+
+def _assembler(trajs_per_batch: int | None, traj_format: str) -> TrajectoryAssembler | None:
+    if traj_format not in ("padded", "cat"):
+        raise ValueError(f"traj_format must be 'padded' or 'cat', got {traj_format!r}")
+    if trajs_per_batch is None:
+        if traj_format != "padded":
+            raise ValueError("traj_format goes with trajs_per_batch")
+        return None
+    if isinstance(trajs_per_batch, bool) or trajs_per_batch < 1:
+        raise ValueError(f"trajs_per_batch must be at least 1, got {trajs_per_batch}")
+    return TrajectoryAssembler(trajs_per_batch, traj_format)  # type: ignore[arg-type]
+
+
+def _wrapper(compile_policy: Any, cudagraph_policy: Any) -> Callable[[Any], Any] | None:
+    if compile_policy and cudagraph_policy:
+        raise ValueError("give either compile_policy or cudagraph_policy, not both")
+    if cudagraph_policy:
+        if not torch.cuda.is_available():
+            raise RuntimeError("cudagraph_policy needs CUDA, which this machine (or this build of torch) has not")
+        from tensordict.nn import CudaGraphModule
+
+        kwargs = cudagraph_policy if isinstance(cudagraph_policy, dict) else {}
+        return lambda function: CudaGraphModule(function, **kwargs)
+    if compile_policy:
+        kwargs = compile_policy if isinstance(compile_policy, dict) else {}
+        return lambda function: torch.compile(function, **kwargs)
+    return None
+
+
+def _on_device(policy: Any, device: torch.device | None) -> Any:
+    """The user's own policy where it is on the right device already, else a copy there."""
+    if policy is None:
+        return RandomPolicy()
+    if device is None or parameter_devices(policy) <= {device}:
+        return policy
+    return copy.deepcopy(policy).requires_grad_(False).to(device)
+
+
+def _casting_device(policy_device: torch.device | None, env: EnvBase) -> torch.device | None:
+    """Where observations must be moved for the policy; None if they are there already."""
+    if policy_device is None:
+        return None
+    where = {field.device for field in env.row_layout().carried}
+    return None if where == {policy_device} else policy_device
+
+
+def _random_specs(policy: Any) -> dict[Any, Any] | None:
+    if not isinstance(policy, RandomPolicy) or policy.action_spec is None:
+        return None
+    if isinstance(policy.action_spec, Composite):
+        return dict(policy.action_spec.items(True, True))
+    return {policy.action_key: policy.action_spec}

@@ -1,0 +1,140 @@
+"""Trajectories: batches cut at episode ends, and whole episodes put together over batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+
+from swath.rollout.delivery import TRAJ_IDS
+
+TrajFormat = Literal["padded", "cat"]
+
+
+def split_trajectories(
+    rollout_tensordict: TensorDictBase,
+    *,
+    prefix: Any = None,
+    trajectory_key: Any = None,
+    done_key: Any = None,
+    as_nested: bool = False,
+) -> TensorDictBase:
+    """One row per trajectory: ``[num_trajectories, longest]``, padded with zeros, with a bool ``mask``.
+
+    Trajectories are told apart by ``("collector", "traj_ids")`` or, without it, by ``("next", "done")``. The input
+    is not changed. With ``as_nested`` the leaves are nested tensors and there is no mask.
+
+    >>> batch = TensorDict(x=torch.arange(4), next=TensorDict(done=torch.tensor([[0], [1], [0], [0]]).bool()),
+    ...                    batch_size=4)
+    >>> split_trajectories(batch)["x"]
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    data = rollout_tensordict
+    if prefix is None and "collector" in data.keys():  # noqa: SIM118 (a TensorDict)
+        prefix = "collector"
+    id_key = trajectory_key or ((prefix, "traj_ids") if prefix else "traj_ids")
+    mask_key = (*id_key[:-1], "mask") if isinstance(id_key, tuple) else "mask"
+    rows = data.reshape(1, -1) if data.ndim == 1 else data.reshape(-1, data.shape[-1])
+    num_rows, num_steps = rows.shape
+    ids = rows.get(id_key, None)
+    if ids is None:
+        done = rows.get(("next", done_key or "done")).reshape(num_rows, num_steps)
+        ends_before = done.long().cumsum(1) - done.long()
+        per_row = ends_before.amax(1) + 1
+        ids = ends_before + (per_row.cumsum(0) - per_row).unsqueeze(1)
+        rows = rows.copy()
+        rows.set(id_key, ids)
+    ids = ids.reshape(num_rows, num_steps)
+    new_run = torch.ones_like(ids, dtype=torch.bool)
+    new_run[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    starts = new_run.reshape(-1).nonzero().reshape(-1)
+    lengths = torch.diff(starts, append=starts.new_tensor([ids.numel()])).tolist()
+    flat = rows.reshape(-1)
+    if as_nested:
+        return _nested(flat, lengths)
+    if len(lengths) == num_rows:  # every row is one whole trajectory
+        whole = (data.unsqueeze(0) if data.ndim == 1 else data).copy()
+        whole.set(id_key, ids.reshape(whole.shape))
+        return whole.set(mask_key, torch.ones(whole.shape, dtype=torch.bool, device=ids.device))
+    return pad_trajectories(list(flat.split(lengths, 0)), mask_key)
+
+
+def pad_trajectories(trajectories: Sequence[TensorDictBase], mask_key: Any) -> TensorDictBase:
+    """Stack trajectories of different lengths, zeros behind the shorter ones."""
+    lengths = torch.tensor([trajectory.shape[0] for trajectory in trajectories])
+    longest = int(lengths.max())
+
+    def padded(key: Any) -> torch.Tensor:
+        leaves = [trajectory.get(key) for trajectory in trajectories]
+        return torch.stack([F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in leaves])
+
+    first = trajectories[0]
+    out = TensorDict({}, batch_size=(len(trajectories), longest), device=first.device)
+    for key in first.keys(True, True):
+        out.set(key, padded(key))
+    mask = torch.arange(longest) < lengths.unsqueeze(1)
+    return out.set(mask_key, mask.to(first.device) if first.device else mask)
+
+
+def _nested(flat: TensorDictBase, lengths: list[int]) -> TensorDictBase:
+    out = TensorDict({}, batch_size=(len(lengths),), device=flat.device)
+    for key in flat.keys(True, True):
+        leaves = list(flat.get(key).split(lengths, 0))
+        out.set(key, torch.nested.nested_tensor(leaves, layout=torch.jagged))
+    return out
+
+
+class TrajectoryAssembler:
+    """Puts whole episodes together from batches; an episode in progress waits for its end."""
+
+    def __init__(self, trajs_per_batch: int, traj_format: TrajFormat) -> None:
+        self._trajs_per_batch = trajs_per_batch
+        self._format = traj_format
+        self._pending: dict[int, list[TensorDictBase]] = {}
+        self._complete: deque[TensorDictBase] = deque()
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Take a batch ``[*batch_size, T]`` apart; envs in order, episodes in order within each."""
+        ids = batch.get(TRAJ_IDS, None)
+        if ids is None:
+            raise KeyError("trajs_per_batch needs ('collector', 'traj_ids'), which this batch does not have")
+        rows = batch.reshape(1, -1) if batch.ndim == 1 else batch.reshape(-1, batch.shape[-1])
+        rows.names = None
+        ends = rows.get(("next", "done")).reshape(rows.shape)
+        finished: list[tuple[int, int, TensorDictBase]] = []
+        for env in range(rows.shape[0]):
+            start = 0
+            env_ids = ids.reshape(rows.shape)[env]
+            # A change of id without an end is an episode that was cut short: it will never be complete.
+            cuts = (env_ids[1:] != env_ids[:-1]).nonzero().reshape(-1).tolist()
+            stops = sorted({*ends[env].nonzero().reshape(-1).tolist(), *cuts, rows.shape[1] - 1})
+            for stop in stops:
+                piece = rows[env, start : stop + 1]
+                traj_id = int(env_ids[start])
+                self._pending.setdefault(traj_id, []).append(piece)
+                if bool(ends[env, stop]):
+                    finished.append((stop, env, torch.cat(self._pending.pop(traj_id))))
+                elif stop in cuts:
+                    self._pending.pop(traj_id)
+                start = stop + 1
+        # In the order in which they were completed.
+        finished.sort(key=lambda entry: entry[:2])
+        self._complete.extend(trajectory for _, _, trajectory in finished)
+
+    def drop_pending(self) -> None:
+        """Forget the episodes in progress: their envs were reset."""
+        self._pending.clear()
+
+    def pop(self) -> TensorDictBase | None:
+        """A batch of whole episodes, or None while there are too few."""
+        if len(self._complete) < self._trajs_per_batch:
+            return None
+        chosen = [self._complete.popleft() for _ in range(self._trajs_per_batch)]
+        if self._format == "cat":
+            return torch.cat(chosen)
+        return pad_trajectories(chosen, ("collector", "mask"))

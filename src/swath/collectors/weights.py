@@ -1,0 +1,80 @@
+"""Weights: every way in which users hand them over, as one flat mapping; and how it is applied."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+
+def flat_weights(source: Any) -> dict[str, torch.Tensor]:
+    """A module, a TensorDict, or a (nested) state dict as ``{"0.weight": tensor, …}``.
+
+    >>> sorted(flat_weights(nn.Linear(1, 1)))
+    ['bias', 'weight']
+    >>> sorted(flat_weights({"0": {"weight": torch.ones(1)}}))
+    ['0.weight']
+    """
+    if isinstance(source, nn.Module):
+        return {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    if isinstance(source, TensorDictBase):
+        names = {key: key if isinstance(key, str) else ".".join(key) for key in source.keys(True, True)}
+        return {name: source.get(key) for key, name in names.items()}
+    if isinstance(source, Mapping):
+        flat: dict[str, torch.Tensor] = {}
+        for name, value in source.items():
+            if isinstance(value, (Mapping, TensorDictBase)):
+                flat.update({f"{name}.{inner}": tensor for inner, tensor in flat_weights(value).items()})
+            else:
+                flat[str(name)] = value
+        return flat
+    raise TypeError(
+        f"weights must be a module, a TensorDict or a state dict, got {type(source).__name__}; to publish the policy's "
+        "own weights, call update_policy_weights_() without arguments"
+    )
+
+
+def apply_weights(policy: Any, source: Any) -> None:
+    """Copy weights into a policy, in place; all of them or, on any mismatch, none."""
+    if not isinstance(policy, nn.Module):
+        raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
+    own = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
+    given = {name: tensor for name, tensor in flat_weights(source).items() if isinstance(tensor, torch.Tensor)}
+    unknown = [name for name in given if name not in own]
+    missing = [name for name, _ in policy.named_parameters() if name not in given]
+    if unknown or missing:
+        what = f"has {unknown[0]!r}, which the policy has not" if unknown else f"lacks {missing[0]!r}"
+        near = difflib.get_close_matches(unknown[0] if unknown else missing[0], list(own if unknown else given), 1)
+        hint = f" (the policy has {near[0]!r})" if near and unknown else f" (it has {near[0]!r})" if near else ""
+        raise KeyError(f"these weights do not fit the policy: the mapping {what}{hint}")
+    for name, tensor in given.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"these weights do not fit the policy: {name!r} has shape {tuple(tensor.shape)}, the policy's has "
+                f"{tuple(own[name].shape)}"
+            )
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
+
+
+def choose_source(positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None) -> Any:
+    """The one source among the arguments of ``update_policy_weights_``; None for the policy's own weights."""
+    if positional is not None and (weights is not None or policy is not None):
+        raise ValueError("update_policy_weights_: give the weights once, by position or by keyword")
+    if weights is not None and policy is not None:
+        raise ValueError("update_policy_weights_: give either weights= or policy=, not both")
+    if weights_dict is not None and (model_id is not None or weights is not None or positional is not None):
+        raise ValueError("update_policy_weights_: weights_dict goes alone, it names the models itself")
+    if weights_dict is not None:
+        unknown = [name for name in weights_dict if name != "policy"]
+        if unknown:
+            raise KeyError(f"there is no model {unknown[0]!r}; this collector has 'policy'")
+        return weights_dict["policy"]
+    if model_id not in (None, "policy"):
+        raise KeyError(f"there is no model {model_id!r}; this collector has 'policy'")
+    return next((given for given in (positional, weights, policy) if given is not None), None)

@@ -1,0 +1,44 @@
+"""Envs: Gymnasium's, several side by side, vector envs, and your own."""
+
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
+
+from swath.envs.base import EnvBase, next_seed
+from swath.envs.gym import GymEnv, GymWrapper
+from swath.envs.serial import SerialEnv
+from swath.envs.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Spec,
+    Unbounded,
+)
+from swath.envs.step import step_mdp
+from swath.envs.vector import VectorEnv
+
+__all__ = [
+    "Binary",
+    "Bounded",
+    "Categorical",
+    "Composite",
+    "EnvBase",
+    "ExplorationType",
+    "GymEnv",
+    "GymWrapper",
+    "MultiCategorical",
+    "MultiOneHot",
+    "OneHot",
+    "SerialEnv",
+    "Spec",
+    "Unbounded",
+    "VectorEnv",
+    "exploration_type",
+    "next_seed",
+    "set_exploration_type",
+    "step_mdp",
+]

@@ -1,0 +1,496 @@
+"""Gymnasium envs: one, or many of a kind in a row, stepped in this process."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from swath.envs.gym_spaces import (
+    ObservationLeaf,
+    action_builder,
+    action_leaves,
+    observation_leaves,
+    torch_dtype,
+)
+from swath.envs.rows import RowEnv
+from swath.envs.specs import Composite, Spec, Unbounded
+from swath.errors import EnvDataError, EnvError
+from swath.rollout.layout import as_key, show
+from swath.rollout.strip import Strip
+
+
+class GymRowEnv(RowEnv):
+    """One or several ``gymnasium.Env`` of the same spaces as one env; ``GymEnv`` and ``SerialEnv`` are made of it."""
+
+    def __init__(
+        self,
+        gym_envs: Sequence[gymnasium.Env],
+        *,
+        batch_size: Sequence[int],
+        device: torch.device | str | None = None,
+        categorical_action_encoding: bool = False,
+        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+    ) -> None:
+        super().__init__(batch_size=batch_size, device=device)
+        self.gym_envs = list(gym_envs)
+        self.categorical_action_encoding = categorical_action_encoding
+        #: Seeds that the next reset of each env will use.
+        self.pending_seeds: list[int | None] = [None] * len(self.gym_envs)
+        first = self.gym_envs[0]
+        self.observation_leaves = observation_leaves(first.observation_space, categorical_action_encoding)
+        self.action_leaves = action_leaves(first.action_space, categorical_action_encoding)
+        self.info_specs = self._find_info_specs(info_keys)
+        lead = self.batch_size
+        self.observation_spec = Composite(
+            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.observation_leaves},  # type: ignore[misc]
+            shape=lead,
+        ).update(Composite({k: s.expand(*lead, *s.shape) for k, s in self.info_specs.items()}, shape=lead))
+        self.full_action_spec = Composite(
+            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.action_leaves},  # type: ignore[misc]
+            shape=lead,
+        )
+        #: Casts that the first reset showed to be needed, by leaf key (see ``GymStepper``).
+        self.declared_casts: dict[tuple[str, ...], np.dtype] = {}
+
+    def _find_info_specs(self, info_keys: Sequence[str] | Mapping[str, Spec]) -> dict[str, Spec]:
+        if isinstance(info_keys, Mapping):
+            return dict(info_keys)
+        if not info_keys:
+            return {}
+        if isinstance(info_keys, str):
+            info_keys = [info_keys]
+        # Most envs fill their info on a step only: take one, to see real values.
+        env = self.gym_envs[0]
+        _, info = env.reset()
+        if not set(info_keys) <= set(info):
+            info = {**info, **env.step(env.action_space.sample())[4]}
+        specs: dict[str, Spec] = {}
+        for name in info_keys:
+            if name not in info:
+                known = ", ".join(map(repr, sorted(info))) or "none"
+                raise KeyError(
+                    f"{describe(env)}: its info has no {name!r} (it has: {known}); if it comes later in an episode, "
+                    f"say its shape: info_keys={{{name!r}: Unbounded((...,))}}"
+                )
+            value = np.asarray(info[name])
+            specs[name] = Unbounded(value.shape, torch_dtype(value.dtype, f"info[{name!r}]"))
+        return specs
+
+    def bind(self, strip: Strip) -> GymStepper:
+        return GymStepper(self, strip)
+
+    def _set_seed(self, seed: int) -> None:
+        from swath.envs.base import next_seed
+
+        for index in range(len(self.gym_envs)):
+            self.pending_seeds[index] = seed
+            seed = next_seed(seed)
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        if seed is None:
+            return None
+        from swath.envs.base import next_seed
+
+        if static_seed:
+            self.pending_seeds = [int(seed)] * len(self.gym_envs)
+            return seed
+        self._set_seed(int(seed))
+        for _ in self.gym_envs:
+            seed = next_seed(int(seed))
+        return seed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The envs' random generators; what an episode is in the middle of is the env's own and cannot be saved."""
+        states = [env.unwrapped.np_random.bit_generator.state for env in self.gym_envs]
+        return {"np_random": states, "pending_seeds": list(self.pending_seeds)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        states = state_dict.get("np_random", [])
+        if len(states) != len(self.gym_envs):
+            if strict:
+                raise ValueError(f"state of {len(states)} envs given to {len(self.gym_envs)}")
+            return
+        for env, state in zip(self.gym_envs, states, strict=True):
+            env.unwrapped.np_random.bit_generator.state = state
+        self.pending_seeds = list(state_dict["pending_seeds"])
+
+    def _close(self) -> None:
+        for env in self.gym_envs:
+            env.close()
+
+
+class GymStepper:
+    """``GymRowEnv`` bound to a strip. What differs between envs is resolved here, so that ``step`` only steps."""
+
+    fillers = None
+
+    def __init__(self, env: GymRowEnv, strip: Strip) -> None:
+        self._env = env
+        self._strip = strip
+        self._num_envs = strip.num_envs
+        self._all = range(strip.num_envs)
+        self._steps = [gym_env.step for gym_env in env.gym_envs]
+        self._action_rows = [
+            list(array.reshape(len(array), strip.num_envs, *array.shape[2:]))
+            for leaf in env.action_leaves
+            if (array := strip.outputs[leaf.key].array) is not None
+        ]
+        self._decoders = [leaf.decode for leaf in env.action_leaves]
+        self._build = action_builder(env.gym_envs[0].action_space, env.action_leaves)
+        self._rewards = strip.outcomes["reward",].flat
+        self._infos = [(name, strip.carried[as_key(name)].array, spec) for name, spec in env.info_specs.items()]
+        # (leaf, flat memory, entries per env)
+        self._leaves = [
+            (leaf, strip.carried[leaf.key].flat, leaf.spec.shape.numel()) for leaf in env.observation_leaves
+        ]
+        simple = len(self._leaves) == 1 and not self._infos and len(self._decoders) == 1
+        leaf = env.observation_leaves[0]
+        if simple and leaf.prepare is None and leaf.path == () and not env.declared_casts:
+            self.step = self._step_vector_observation
+
+    def _step_vector_observation(self, t: int, env_ids: Sequence[int] | None = None) -> list[int] | None:
+        """``step`` for the commonest envs: the observation is one vector, the action one leaf."""
+        steps, rewards = self._steps, self._rewards
+        _, memory, size = self._leaves[0]
+        actions = self._decoders[0](self._action_rows[0][t])
+        first = t * self._num_envs
+        offset = (first + self._num_envs) * size
+        ended = None
+        env = 0
+        observation = None
+        try:
+            for env in self._all if env_ids is None else env_ids:
+                observation, rewards[first + env], terminated, truncated, _ = steps[env](actions[env])
+                start = offset + env * size
+                memory[start : start + size] = observation
+                if terminated or truncated:
+                    ended = self._mark_end(t, env, terminated, truncated, ended)
+        except Exception as error:
+            self._explain(error, "step", t, env, observation)
+        return ended
+
+    def step(self, t: int, env_ids: Sequence[int] | None = None) -> list[int] | None:
+        decoded = [decode(rows[t]) for decode, rows in zip(self._decoders, self._action_rows, strict=True)]
+        first = t * self._num_envs
+        ended = None
+        env = 0
+        observation = None
+        try:
+            for env in self._all if env_ids is None else env_ids:
+                action = self._build(decoded, env)
+                observation, self._rewards[first + env], terminated, truncated, info = self._steps[env](action)
+                self._write(t + 1, env, observation)
+                if self._infos:
+                    self._write_info(t + 1, env, info, required=True)
+                if terminated or truncated:
+                    ended = self._mark_end(t, env, terminated, truncated, ended)
+        except Exception as error:
+            self._explain(error, "step", t, env, observation)
+        return ended
+
+    def _mark_end(self, t: int, env: int, terminated: Any, truncated: Any, ended: list[int] | None) -> list[int]:
+        self._strip.terminated[t, env] = terminated
+        self._strip.truncated[t, env] = truncated
+        if ended is None:
+            return [env]
+        ended.append(env)
+        return ended
+
+    def reset(self, row: int, env_ids: Sequence[int], **kwargs: Any) -> None:
+        env = 0
+        observation = None
+        seeds = self._env.pending_seeds
+        try:
+            for env in env_ids:
+                gym_env = self._env.gym_envs[env]
+                observation = None
+                if seeds[env] is None:
+                    observation, info = gym_env.reset(**kwargs)
+                else:
+                    observation, info = gym_env.reset(seed=seeds[env], **kwargs)
+                    seeds[env] = None
+                self._write(row, env, observation)
+                if self._infos:
+                    self._write_info(row, env, info, required=False)
+        except Exception as error:
+            if not self._casts_can_mend(observation, error):
+                self._explain(error, "reset", row, env, observation)
+            self._write(row, env, observation)
+            rest = list(env_ids)[list(env_ids).index(env) + 1 :]
+            self.reset(row, rest, **kwargs)
+
+    def _write(self, row: int, env: int, observation: Any) -> None:
+        index = row * self._num_envs + env
+        casts = self._env.declared_casts
+        for leaf, memory, size in self._leaves:
+            value = leaf.pick(observation)
+            if leaf.key in casts:
+                value = np.asarray(value).astype(casts[leaf.key])
+            if leaf.prepare is not None:
+                value = leaf.prepare(value)
+            memory[index * size : (index + 1) * size] = value
+
+    def _write_info(self, row: int, env: int, info: dict[str, Any], *, required: bool) -> None:
+        for name, array, spec in self._infos:
+            if name in info:
+                value = np.asarray(info[name])
+                if value.shape != tuple(spec.shape):
+                    raise EnvDataError(f"info[{name!r}] has shape {value.shape}, expected {tuple(spec.shape)}")
+                array[row, env] = value
+            elif required:
+                raise EnvDataError(f"info has no {name!r}, which info_keys asks for")
+            else:
+                array[row, env] = 0  # a reset often has no info yet
+
+    # -- what went wrong -----------------------------------------------------------------------------------------
+
+    def _casts_can_mend(self, observation: Any, error: Exception) -> bool:
+        """Whether an env's dtype differs from what its space declares; said once, then cast as declared.
+
+        Only before any step was taken: an env that changes its dtype later has a bug.
+        """
+        if self._env.declared_casts or observation is None or not isinstance(error, (ValueError, TypeError)):
+            return False
+        casts = {}
+        for leaf in self._env.observation_leaves:
+            if not isinstance(leaf.space, (spaces.Box, spaces.MultiBinary)):
+                continue
+            try:
+                value = np.asarray(leaf.pick(observation))
+            except Exception:
+                return False
+            if value.shape != leaf.space.shape or value.dtype.kind not in "fiub":
+                return False
+            if value.dtype != leaf.space.dtype:
+                casts[leaf.key] = leaf.space.dtype
+                warnings.warn(
+                    f"{describe(self._env.gym_envs[0])}: observation {show(leaf.key)} is {value.dtype}, its space says "
+                    f"{leaf.space.dtype}; every observation will be cast to {leaf.space.dtype}. To silence this, let "
+                    "the env return what its space declares",
+                    stacklevel=2,
+                )
+        if not casts:
+            return False
+        self._env.declared_casts = casts
+        self.__dict__.pop("step", None)  # the generic step knows about casts
+        return True
+
+    def _explain(self, error: Exception, call: str, t: int, env: int, observation: Any) -> NoReturn:
+        """Raise ``error`` with the place named: as it is if the env raised it, else as an ``EnvDataError``."""
+        gym_env = self._env.gym_envs[env]
+        who = f"env {env} ({describe(gym_env)})"
+        where = f"{call} (row {t} of the strip)" if self._strip.num_steps > 1 else call
+        traceback = error.__traceback__
+        raised_inside_env = False
+        while traceback is not None:
+            raised_inside_env |= not traceback.tb_frame.f_globals.get("__name__", "").startswith("swath.envs.gym")
+            traceback = traceback.tb_next
+        if raised_inside_env:
+            error.add_note(f"swath: raised by {who} in its {where}")
+            raise error
+        problem = self._find_problem(observation) or str(error)
+        if isinstance(error, ValueError) and "unpack" in str(error):
+            expected = "(observation, reward, terminated, truncated, info)" if call == "step" else "(observation, info)"
+            problem = f"{call}() must return {expected}: {error}"
+        raise EnvDataError(f"{who}, {where}: {problem}") from error
+
+    def _find_problem(self, observation: Any) -> str | None:
+        for leaf in self._env.observation_leaves:
+            problem = _leaf_problem(leaf, observation)
+            if problem:
+                return f"observation {show(leaf.key)} {problem}"
+        return None
+
+
+def _leaf_problem(leaf: ObservationLeaf, observation: Any) -> str | None:
+    try:
+        value = leaf.pick(observation)
+    except (KeyError, IndexError, TypeError):
+        return f"is missing from what the env returned ({type(observation).__name__})"
+    if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return None if leaf.space.contains(value) else f"is {value!r}, which is not in {leaf.space}"
+    shape, dtype = np.shape(value), getattr(value, "dtype", type(value).__name__)
+    if shape != leaf.space.shape:
+        return f"has shape {shape}, its space says {leaf.space.shape}"
+    if dtype != leaf.space.dtype:
+        return f"has dtype {dtype}, its space says {leaf.space.dtype}"
+    return None
+
+
+def describe(env: gymnasium.Env) -> str:
+    """An env's id, or its class where it has none."""
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(env.unwrapped).__name__
+
+
+class _FrameSkip(gymnasium.Wrapper):
+    """Repeats each action; rewards add up, and an episode's end ends the repetition."""
+
+    def __init__(self, env: gymnasium.Env, frame_skip: int) -> None:
+        super().__init__(env)
+        self._frame_skip = frame_skip
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self._frame_skip - 1):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                return observation, total, terminated, truncated, info
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, total + float(reward), terminated, truncated, info
+
+
+class GymWrapper(GymRowEnv):
+    """A ``gymnasium.Env`` that you made.
+
+    Args:
+        env: the env. A ``gymnasium.vector.VectorEnv`` gives a batched env.
+        categorical_action_encoding: discrete actions (and observations) as integers instead of one-hot vectors.
+        from_pixels: add ``pixels``, what ``env.render()`` shows; needs ``render_mode="rgb_array"``.
+        pixels_only: with ``from_pixels``, drop the other observations.
+        frame_skip: repeat each action this many times.
+        info_keys: entries of ``info`` to keep as keys; a mapping to specs where the first step does not show them.
+
+    >>> env = GymWrapper(gymnasium.make("CartPole-v1"))
+    >>> env.rollout(3)["observation"].shape
+    torch.Size([3, 4])
+    """
+
+    def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(env, gymnasium.vector.VectorEnv):
+            from swath.envs.vector import VectorEnv
+
+            return VectorEnv(env, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        categorical_action_encoding: bool = False,
+        *,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+    ) -> None:
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(
+                f"GymWrapper takes a gymnasium.Env, got {type(env).__name__}"
+                + ("; to make one from its id, use GymEnv" if isinstance(env, str) else "")
+            )
+        if frame_skip is not None and frame_skip > 1:
+            env = _FrameSkip(env, frame_skip)
+        if from_pixels:
+            if env.render_mode != "rgb_array":
+                raise EnvError(
+                    f"{describe(env)}: from_pixels needs render_mode='rgb_array', it is {env.render_mode!r}; make the "
+                    "env with gymnasium.make(..., render_mode='rgb_array')"
+                )
+            env = gymnasium.wrappers.AddRenderObservation(
+                env, render_only=pixels_only, render_key="pixels", obs_key="observation"
+            )
+            if pixels_only:
+                env = _PixelsUnderTheirName(env)
+        super().__init__(
+            [env],
+            batch_size=(),
+            device=device,
+            categorical_action_encoding=categorical_action_encoding,
+            info_keys=info_keys,
+        )
+
+    @property
+    def env(self) -> gymnasium.Env:
+        """The wrapped env."""
+        return self.gym_envs[0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "gym_envs" not in self.__dict__:
+            raise AttributeError(name)
+        try:
+            return self.gym_envs[0].get_wrapper_attr(name)
+        except AttributeError:
+            raise AttributeError(
+                f"neither {type(self).__name__} nor {describe(self.gym_envs[0])} has an attribute {name!r}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({describe(self.env)}, batch_size={tuple(self.batch_size)})"
+
+
+class _PixelsUnderTheirName(gymnasium.ObservationWrapper):
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Dict(pixels=env.observation_space)
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {"pixels": observation}
+
+
+class GymEnv(GymWrapper):
+    """A Gymnasium env from its id; other keywords go to ``gymnasium.make``.
+
+    >>> env = GymEnv("CartPole-v1")
+    >>> sorted(env.reset().keys())
+    ['done', 'observation', 'terminated', 'truncated']
+    """
+
+    def __new__(cls, env_name: str = "", *args: Any, num_envs: int | None = None, **kwargs: Any) -> Any:
+        if num_envs is None:
+            return super().__new__(cls, None)
+        from swath.envs.serial import SerialEnv
+
+        return SerialEnv(num_envs, lambda: cls(env_name, *args, **kwargs))
+
+    def __init__(
+        self,
+        env_name: str,
+        categorical_action_encoding: bool = False,
+        *,
+        from_pixels: bool = False,
+        pixels_only: bool = True,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+        **make_kwargs: Any,
+    ) -> None:
+        if from_pixels:
+            make_kwargs.setdefault("render_mode", "rgb_array")
+        super().__init__(
+            make_gym_env(env_name, **make_kwargs),
+            categorical_action_encoding,
+            from_pixels=from_pixels,
+            pixels_only=pixels_only,
+            frame_skip=frame_skip,
+            device=device,
+            info_keys=info_keys,
+        )
+        self.env_name = env_name
+
+
+def make_gym_env(env_name: str, **kwargs: Any) -> gymnasium.Env:
+    """``gymnasium.make`` that, for an unknown id, names the nearest known ones."""
+    if not isinstance(env_name, str):
+        raise TypeError(f"GymEnv takes an env id such as 'CartPole-v1', got {type(env_name).__name__}; see GymWrapper")
+    try:
+        return gymnasium.make(env_name, **kwargs)
+    except (
+        gymnasium.error.NameNotFound,
+        gymnasium.error.NamespaceNotFound,
+        gymnasium.error.VersionNotFound,
+    ) as error:
+        near = difflib.get_close_matches(env_name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise type(error)(f"there is no env {env_name!r}{hint}") from None
+    except gymnasium.error.DependencyNotInstalled as error:
+        error.add_note(f"swath: {env_name} needs a package that is not installed")
+        raise

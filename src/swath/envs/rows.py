@@ -1,0 +1,195 @@
+"""The row protocol, both ways: envs that write rows get the TensorDict API, TensorDict envs get rows.
+
+The protocol itself is ``Stepper`` in ``rollout/boundaries.py``: ``reset(row, env_ids)`` and ``step(t)`` on the
+columns of a strip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from swath.envs.base import EnvBase
+from swath.errors import EnvDataError
+from swath.rollout.boundaries import Stepper
+from swath.rollout.layout import CPU, Field, Layout, as_key, show
+from swath.rollout.strip import Strip
+
+
+def nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    """``{("a", "b"): x}`` as ``{"a": {"b": x}}``.
+
+    >>> nested({("a", "b"): 1, ("c",): 2})
+    {'a': {'b': 1}, 'c': 2}
+    """
+    tree: dict[str, Any] = {}
+    for (*path, name), leaf in leaves.items():
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree
+
+
+class RowEnv(EnvBase):
+    """An env that writes rows (``bind``); its TensorDict API works on a strip of one step."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # One strip for every combination of action dtypes that was met: a policy may give floats for a one-hot.
+        self._single_steps: dict[tuple[torch.dtype, ...], tuple[Strip, Stepper]] = {}
+
+    def row_layout(self) -> Layout:
+        """As the specs say, but in main memory, which is where rows are written; ``device`` is where data goes."""
+        layout = super().row_layout()
+
+        def in_memory(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+            return tuple(replace(field, device=CPU) for field in fields)
+
+        return replace(
+            layout,
+            carried=in_memory(layout.carried),
+            outputs=in_memory(layout.outputs),
+            outcomes=in_memory(layout.outcomes),
+        )
+
+    def _single_step(self, actions: tuple[Field, ...] | None = None) -> tuple[Strip, Stepper]:
+        layout = self.row_layout()
+        if actions is not None:
+            layout = replace(layout, outputs=actions)
+        signature = tuple(f.dtype for f in layout.outputs)
+        if signature not in self._single_steps:
+            strip = Strip(layout, num_steps=1)
+            self._single_steps[signature] = (strip, self.bind(strip))
+        return self._single_steps[signature]
+
+    def _row(self, columns: dict, row: int) -> dict[str, Any]:
+        return nested({key: column.rows[row].clone() for key, column in columns.items()})
+
+    def _flags(self, strip: Strip) -> dict[str, torch.Tensor]:
+        shape = (*self.batch_size, 1)
+        flags = {
+            "terminated": torch.from_numpy(strip.terminated[0].copy()).view(shape),
+            "truncated": torch.from_numpy(strip.truncated[0].copy()).view(shape),
+        }
+        return {"done": flags["terminated"] | flags["truncated"], **flags}
+
+    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDict:
+        strip, stepper = self._single_step()
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is None:
+            env_ids = list(range(strip.num_envs))
+        else:
+            env_ids = mask.reshape(-1).nonzero().reshape(-1).tolist()
+        stepper.reset(0, env_ids, **kwargs)
+        return TensorDict(self._row(strip.carried, 0), batch_size=self.batch_size, device=self.device)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        lead = len(self.batch_size)
+        wanted = self.row_layout().outputs
+        actions = []
+        for field in wanted:
+            action = tensordict.get(field.key, None)
+            if action is None:
+                raise KeyError(f"{type(self).__name__}.step: the TensorDict has no {show(field.key)}")
+            if action.shape[lead:] != field.shape:
+                raise EnvDataError(
+                    f"{type(self).__name__}.step: {show(field.key)} has shape {tuple(action.shape)}, expected "
+                    f"{(*self.batch_size, *field.shape)}"
+                )
+            actions.append(replace(field, dtype=action.dtype))
+        strip, stepper = self._single_step(tuple(actions))
+        for field in wanted:
+            strip.outputs[field.key].rows[0].copy_(tensordict.get(field.key))
+        strip.terminated[:] = False
+        strip.truncated[:] = False
+        only = tensordict.get("_step", None)
+        if only is None:
+            stepper.step(0)
+        else:
+            self._step_some(strip, stepper, tensordict, only.reshape(-1))
+        outcome = {**self._row(strip.carried, 1), **self._row(strip.outcomes, 0), **self._flags(strip)}
+        return TensorDict(outcome, batch_size=self.batch_size, device=self.device)
+
+    def _step_some(self, strip: Strip, stepper: Stepper, root: TensorDictBase, mask: torch.Tensor) -> None:
+        """Step only the envs of ``mask``; the others stay where they are, with a reward of zero."""
+        for key, column in strip.carried.items():
+            column.rows[1].copy_(root.get(key))
+        for column in strip.outcomes.values():
+            column.tensor[0] = 0
+        for flag, memory in (("terminated", strip.terminated), ("truncated", strip.truncated)):
+            memory[0] = root.get(flag).reshape(-1).cpu().numpy()
+        active = mask.nonzero().reshape(-1).tolist()
+        strip.terminated[0, active] = False
+        strip.truncated[0, active] = False
+        stepper.step(0, active)
+
+
+class TensorDictStepper:
+    """An env that is written with TensorDicts, on the rows of a strip."""
+
+    fillers = None
+
+    def __init__(self, env: EnvBase, strip: Strip) -> None:
+        self._env = env
+        self._strip = strip
+        self._batch_size = env.batch_size
+        self._all = list(range(strip.num_envs))
+        self._flag_shape = (*env.batch_size, 1)
+        # Only what the env itself writes: a policy's state is not its business.
+        own = {f.key for f in env.row_layout().carried}
+        self._carried = {key: column for key, column in strip.carried.items() if key in own}
+        self._actions = {as_key(key): strip.outputs[as_key(key)] for key in env.action_keys}
+        # An env whose device is None gets, and gives, TensorDicts without one.
+        self._no_flags = {
+            flag: torch.zeros(self._flag_shape, dtype=torch.bool, device=env.device) for flag in env.done_keys
+        }
+
+    def _root(self, row: int) -> TensorDict:
+        leaves = {key: column.rows[row] for key, column in self._carried.items()}
+        return TensorDict({**nested(leaves), **self._no_flags}, batch_size=self._batch_size, device=self._env.device)
+
+    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
+        request = None
+        if len(env_ids) < len(self._all):
+            mask = torch.zeros(len(self._all), dtype=torch.bool, device=self._env.device)
+            mask[env_ids] = True
+            request = self._root(row).clone().set("_reset", mask.view(self._flag_shape))
+        fresh = self._env.reset(request, **kwargs)
+        for key, column in self._carried.items():
+            value = fresh.get(key)
+            if column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
+                self._refuse(key, value, column.field, "reset")
+            flat = value.reshape(column.tensor.shape[1:])
+            column.tensor[row, env_ids] = flat[env_ids]
+
+    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
+        root = self._root(t)
+        for key, column in self._actions.items():
+            root.set(key, column.rows[t])
+        outcome = self._env.step(root).get("next")
+        for key, column in self._carried.items():
+            value = outcome.get(key)
+            if column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
+                self._refuse(key, value, column.field, f"step {t}")
+            column.rows[t + 1].copy_(value)
+        for key, column in self._strip.outcomes.items():
+            column.rows[t].copy_(outcome.get(key))
+        done = outcome.get("done").reshape(-1)
+        if not bool(done.any()):
+            return None
+        terminated = outcome.get("terminated").reshape(-1)
+        # Done without terminated is truncated, also where the env has no such key.
+        truncated = outcome.get("truncated", done & ~terminated).reshape(-1)
+        self._strip.terminated[t] = terminated.cpu().numpy()
+        self._strip.truncated[t] = truncated.cpu().numpy()
+        return done.nonzero().reshape(-1).tolist()
+
+    def _refuse(self, key: tuple[str, ...], value: torch.Tensor, field: Field, where: str) -> None:
+        raise EnvDataError(
+            f"{type(self._env).__name__}: {show(key)} at {where} has shape {tuple(value.shape)} and dtype "
+            f"{value.dtype}; the layout says {(*self._batch_size, *field.shape)} and {field.dtype}"
+        )

@@ -1,0 +1,233 @@
+"""SerialEnv: several envs side by side in this process, as one batched env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from swath.envs.base import EnvBase
+from swath.envs.gym import GymRowEnv, GymWrapper
+from swath.envs.rows import RowEnv
+from swath.errors import EnvError
+from swath.rollout.boundaries import Stepper
+from swath.rollout.layout import Layout
+from swath.rollout.strip import Column, Strip
+
+
+def make_children(
+    num_envs: int,
+    create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+) -> list[Any]:
+    """Call one factory ``num_envs`` times, or each of ``num_envs`` factories once."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ValueError(f"the number of envs must be a positive integer, got {num_envs!r}")
+    factories = [create_env_fn] * num_envs if callable(create_env_fn) else list(create_env_fn)
+    kwargs = create_env_kwargs or {}
+    all_kwargs = [kwargs] * num_envs if isinstance(kwargs, Mapping) else list(kwargs)
+    for name, given in (("factories", factories), ("create_env_kwargs", all_kwargs)):
+        if len(given) != num_envs:
+            raise RuntimeError(f"{num_envs} envs were asked for, but {len(given)} {name} given")
+    return [factory(**kw) for factory, kw in zip(factories, all_kwargs, strict=True)]
+
+
+class SerialEnv:
+    """``num_workers`` envs as one env of batch size ``(num_workers, *child)``.
+
+    >>> from swath.envs import GymEnv
+    >>> env = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+    >>> env.rollout(5, break_when_any_done=False)["observation"].shape
+    torch.Size([3, 5, 4])
+    """
+
+    def __new__(
+        cls,
+        num_workers: int,
+        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        *,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Any:
+        children = make_children(num_workers, create_env_fn, create_env_kwargs)
+        for index, child in enumerate(children):
+            if not isinstance(child, EnvBase):
+                raise TypeError(
+                    f"SerialEnv: factory {index} made a {type(child).__name__}, not an env of swath; wrap a "
+                    "gymnasium.Env with GymWrapper"
+                )
+        if all(isinstance(child, GymWrapper) for child in children) and _same_spaces(children):
+            return SerialGymEnv(children, device)
+        return SerialRowEnv(children, device)
+
+
+def _same_spaces(children: Sequence[GymWrapper]) -> bool:
+    first = children[0]
+    return all(
+        child.observation_spec == first.observation_spec
+        and child.full_action_spec == first.full_action_spec
+        and child.info_specs.keys() == first.info_specs.keys()
+        and child.categorical_action_encoding == first.categorical_action_encoding
+        for child in children
+    )
+
+
+class _Children:
+    """What a batched env says of its children: attributes as lists, resets with a list of arguments."""
+
+    children: list[Any]
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.children)
+
+    def __getattr__(self, name: str) -> list[Any]:
+        if name.startswith("_") or "children" not in self.__dict__:
+            raise AttributeError(name)
+        return [getattr(child, name) for child in self.children]
+
+    def __len__(self) -> int:
+        return len(self.children)
+
+    def update_kwargs(self, kwargs: Any) -> None:
+        raise EnvError("the children of a SerialEnv are made at once; give create_env_kwargs to SerialEnv instead")
+
+
+class SerialGymEnv(_Children, GymRowEnv):
+    """Gymnasium envs of the same spaces: one loop over all of them, one decoding of all actions."""
+
+    def __init__(self, children: Sequence[GymWrapper], device: torch.device | str | None) -> None:
+        self.children = list(children)
+        first = children[0]
+        GymRowEnv.__init__(
+            self,
+            [child.env for child in children],
+            batch_size=(len(children),),
+            device=device if device is not None else first.device,
+            categorical_action_encoding=first.categorical_action_encoding,
+            info_keys=first.info_specs,
+        )
+        for index, child in enumerate(children):  # seeded before they were handed over
+            self.pending_seeds[index] = child.pending_seeds[0]
+
+
+class SerialRowEnv(_Children, RowEnv):
+    """Any envs of the same layout, each stepped on its own and copied into the common rows."""
+
+    def __init__(self, children: Sequence[EnvBase], device: torch.device | str | None) -> None:
+        self.children = list(children)
+        first = children[0]
+        layouts = [child.row_layout() for child in children]
+        for index, layout in enumerate(layouts):
+            if layout != layouts[0]:
+                raise EnvError(
+                    f"SerialEnv: env {index} has another layout than env 0: {_difference(layouts[0], layout)}"
+                )
+        super().__init__(
+            batch_size=(len(children), *first.batch_size),
+            device=device if device is not None else first.device,
+        )
+        n = len(children)
+        for kind in ("observation", "action", "state", "reward", "done"):
+            spec = first._full_specs[kind]
+            self._full_specs[kind] = spec.expand((n, *spec.shape))
+
+    def bind(self, strip: Strip) -> Stepper:
+        return _SerialStepper(self.children, strip)
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        for child in self.children:
+            seed = child.set_seed(seed, static_seed)
+        return seed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"env{i}": child.state_dict() for i, child in enumerate(self.children)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        for i, child in enumerate(self.children):
+            child.load_state_dict(state_dict.get(f"env{i}", {}), strict)
+
+    def _close(self) -> None:
+        for child in self.children:
+            child.close(raise_if_closed=False)
+
+
+def _difference(mine: Layout, theirs: Layout) -> str:
+    for kind in ("carried", "outputs", "outcomes"):
+        for a, b in zip(getattr(mine, kind), getattr(theirs, kind), strict=False):
+            if a != b:
+                return f"{a} against {b}"
+    return "another number of keys, or another batch size"
+
+
+class _SerialStepper:
+    """Each child steps on a strip of its own, one step long."""
+
+    fillers = None
+
+    def __init__(self, children: Sequence[EnvBase], strip: Strip) -> None:
+        self._strip = strip
+        self._rows_per_child = children[0].batch_size.numel()
+        self._steppers: list[tuple[Strip, Stepper]] = []
+        actions = {key: column.field for key, column in strip.outputs.items()}
+        for child in children:
+            layout = child.row_layout()
+            outputs = tuple(actions[field.key] for field in layout.outputs)
+            own = Strip(Layout(layout.batch_size, layout.carried, outputs, layout.outcomes, layout.has_truncated), 1)
+            self._steppers.append((own, child.bind(own)))
+
+    def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:
+        column: Column
+        for key, column in own.items():
+            common[key].tensor[row, first : first + self._rows_per_child] = column.tensor[own_row]
+
+    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
+        n = self._rows_per_child
+        for index in sorted({env_id // n for env_id in env_ids}):
+            own, stepper = self._steppers[index]
+            mine = [env_id - index * n for env_id in env_ids if env_id // n == index]
+            for key, column in own.carried.items():
+                column.tensor[0] = self._strip.carried[key].tensor[row, index * n : (index + 1) * n]
+            with _named(index):
+                stepper.reset(0, mine, **kwargs)
+            self._copy(own.carried, self._strip.carried, 0, row, index * n)
+
+    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
+        n, strip = self._rows_per_child, self._strip
+        ended: list[int] = []
+        for index, (own, stepper) in enumerate(self._steppers):
+            first = index * n
+            if env_ids is not None and not set(env_ids) & set(range(first, first + n)):
+                continue
+            for key, column in own.outputs.items():
+                column.tensor[0] = strip.outputs[key].tensor[t, first : first + n]
+            for key, column in own.carried.items():
+                column.tensor[0] = strip.carried[key].tensor[t, first : first + n]
+            own.terminated[:] = False
+            own.truncated[:] = False
+            with _named(index):
+                over = stepper.step(0)
+            self._copy(own.carried, strip.carried, 1, t + 1, first)
+            self._copy(own.outcomes, strip.outcomes, 0, t, first)
+            if over:
+                strip.terminated[t, first : first + n] = own.terminated[0]
+                strip.truncated[t, first : first + n] = own.truncated[0]
+                ended += [first + env_id for env_id in over]
+        return ended or None
+
+
+class _named:
+    """Adds which child of a SerialEnv an exception came from."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            error.add_note(f"swath: in env {self._index} of a SerialEnv")

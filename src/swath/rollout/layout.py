@@ -1,0 +1,83 @@
+"""Layout: which keys there are, and what one env's entry of each looks like.
+
+Three kinds of keys differ in where they stand in a delivered transition:
+
+=========  =====================================  =======================  =================
+kind       examples                               root                     next
+=========  =====================================  =======================  =================
+carried    observations, recurrent state          before the step          after the step
+output     action, log-probability, value         written by the policy    -
+outcome    reward                                 -                        written by the env
+=========  =====================================  =======================  =================
+
+Episode flags (done, terminated, truncated) are not fields: every layout has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from tensordict import unravel_key
+
+Key = tuple[str, ...]
+
+CPU = torch.device("cpu")
+
+
+def as_key(key: str | tuple) -> Key:
+    """A nested key as a tuple of strings, however it was written."""
+    flat = unravel_key(key)
+    return (flat,) if isinstance(flat, str) else tuple(flat)
+
+
+def show(key: Key) -> str:
+    """A key as a user would write it."""
+    return repr(key[0]) if len(key) == 1 else repr(key)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key: the shape and dtype of a single env's entry."""
+
+    key: Key
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device = CPU
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All keys of a rollout; ``batch_size`` is the env's, ``num_envs`` its product."""
+
+    batch_size: torch.Size
+    carried: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+    outcomes: tuple[Field, ...]
+    has_truncated: bool = True
+    #: The carried keys that the policy writes (under "next"); zero at an episode's start.
+    policy_state: frozenset[Key] = field(default_factory=frozenset)
+
+    @property
+    def num_envs(self) -> int:
+        return self.batch_size.numel()
+
+    @property
+    def bytes_per_step(self) -> int:
+        fields = (*self.carried, *self.outputs, *self.outcomes)
+        return self.num_envs * sum(f.num_bytes for f in fields)
+
+    def with_policy(self, outputs: Iterable[Field], state: Iterable[Field]) -> Layout:
+        """This env layout with what a policy writes added."""
+        state = tuple(state)
+        return replace(
+            self,
+            outputs=tuple(outputs),
+            carried=(*self.carried, *state),
+            policy_state=frozenset(f.key for f in state),
+        )

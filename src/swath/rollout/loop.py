@@ -1,0 +1,205 @@
+"""The rollout: act, step, mark boundaries. Every collector runs this loop, wherever it runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from swath.errors import EnvError
+from swath.rollout.boundaries import Boundaries, StepLimit, TrajectoryIds
+from swath.rollout.delivery import Batch, Stamps
+from swath.rollout.layout import Key, Layout
+from swath.rollout.plan import PolicyPlan
+from swath.rollout.ragged import RaggedBatch
+from swath.rollout.random_actions import RandomActions
+from swath.rollout.strip import Strip
+
+
+def first_observations(env: Any) -> dict[Key, torch.Tensor]:
+    """Reset an env; its observations, ``[*batch_size, *shape]`` a key."""
+    strip = Strip(env.row_layout(), num_steps=1)
+    env.bind(strip).reset(0, list(range(strip.num_envs)))
+    return {key: column.rows[0] for key, column in strip.carried.items()}
+
+
+class Rollout:
+    """One env, one policy and the memory between them.
+
+    Args:
+        env: the env, open; it is reset before the first step.
+        plan: how to call the policy; None for random actions only.
+        layout: the keys of env and policy together.
+        num_steps: steps of a batch, per env.
+        max_frames_per_traj: truncate an episode after this many steps.
+        device: where batches are delivered; None for where each key was made.
+        action_specs: what random actions are drawn from; by default the env's.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        plan: PolicyPlan | None,
+        layout: Layout,
+        num_steps: int,
+        *,
+        stamps: Stamps,
+        ids: TrajectoryIds,
+        max_frames_per_traj: int | None = None,
+        device: torch.device | None = None,
+        action_specs: dict[Any, Any] | None = None,
+    ) -> None:
+        self._env = env
+        self.strip = strip = Strip.fitting(layout, num_steps)
+        self.num_envs = layout.num_envs
+        self._stepper = env.bind(strip)
+        self.boundaries = Boundaries(strip, self._stepper, ids)
+        self._step: Callable[[int], list[int] | None] = self._stepper.step
+        self._limit: StepLimit | None = None
+        if max_frames_per_traj is not None:
+            if not env.resets_single_envs:
+                raise EnvError(
+                    f"max_frames_per_traj needs an env whose parts can be reset one by one; {env} resets by itself. "
+                    "Make it with AutoresetMode.DISABLED, or wrap its envs in a TimeLimit"
+                )
+            self._limit = StepLimit(self._stepper.step, strip, max_frames_per_traj)
+            self._step = self._limit.step
+        self._random = RandomActions(action_specs or dict(env.full_action_spec.items(True, True)), strip)
+        self._policy = None if plan is None else plan.bind(strip)
+        self._needs_reset = set(range(self.num_envs))
+        self._reset_kwargs: dict[str, Any] = {}
+        #: How many frames still get random actions.
+        self.random_frames_left = 0
+        self._policy_version = 0
+        self._taken = 0
+        self._batch: Batch | RaggedBatch
+        if self._stepper.fillers is None:
+            self._batch = Batch(layout, stamps, device)
+        else:
+            self._batch = RaggedBatch(layout, stamps, num_steps, device, self._stepper)
+
+    def reset(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
+        """Let these envs (all by default) start anew before the next step; ``kwargs`` go to the env's reset."""
+        self._reset_kwargs = kwargs
+        self._needs_reset |= set(range(self.num_envs) if env_ids is None else env_ids)
+        if len(self._needs_reset) == self.num_envs and isinstance(self._batch, RaggedBatch):
+            self._batch.drop_pending()
+
+    def forget_ids(self) -> None:
+        """Let every env draw a new trajectory id with its next episode, also where no step was taken."""
+        self.boundaries.traj_ids[:] = -1
+
+    def begin(self) -> None:
+        """Start the episodes that are due."""
+        if self._needs_reset:
+            env_ids = sorted(self._needs_reset)
+            self.boundaries.begin(env_ids, **self._reset_kwargs)
+            self._reset_kwargs = {}
+            if self._limit is not None:
+                self._limit.begin(env_ids)
+            self._needs_reset.clear()
+
+    def start_from(self, first_row: dict[Key, torch.Tensor]) -> None:
+        """Go on from a reset that was made already (``first_observations``)."""
+        for key, row in first_row.items():
+            self.strip.carried[key].rows[0].copy_(row)
+        self.boundaries.name_episodes(sorted(self._needs_reset))
+        self._needs_reset.clear()
+
+    def collect(
+        self,
+        num_steps: int,
+        *,
+        policy_version: int = 0,
+        stop: Callable[[], bool] | None = None,
+        num_envs: int | None = None,
+        reuse_memory: bool = False,
+    ) -> TensorDict:
+        """A batch of ``num_steps`` steps.
+
+        ``stop`` is asked after every step, and ends the batch early. ``num_envs`` delivers the first envs only.
+        If a step raises, ``salvage()`` gives what came before.
+        """
+        self.begin()
+        if self._policy is not None:
+            self._policy.prepare()
+        batch = self._batch
+        batch.open(num_steps, reuse_memory)
+        self._policy_version = policy_version
+        stopped = False
+        while not stopped and (missing := batch.steps_missing()) > 0:
+            act, length, num_random = self._next_stretch(min(missing, self.strip.num_steps))
+            stopped = self._run_watched(act, length, stop) if stop else self._run(act, 0, length)
+            self.random_frames_left -= num_random if num_random is not None else self._count_frames()
+            batch.write(self.strip, self.boundaries, self._taken, policy_version)
+            self._rewind()
+        return batch.close(num_envs)
+
+    def salvage(self) -> TensorDict:
+        """After a step raised: the steps of the unfinished batch that all envs completed."""
+        if self._taken:
+            self._batch.write(self.strip, self.boundaries, self._taken, self._policy_version)
+            self._rewind()
+        return self._batch.close()
+
+    def _next_stretch(self, length: int) -> tuple[Callable[[int], None], int, int | None]:
+        """What to do for how many steps, and how many of their frames are random (None: all)."""
+        if self._policy is None:
+            self._random.fill(length)
+            return _drawn_already, length, 0
+        random_steps, mixed = divmod(self.random_frames_left, self.num_envs)
+        if random_steps:
+            length = min(length, random_steps)
+            self._random.fill(length)
+            return _drawn_already, length, None
+        if mixed:
+            act = self._policy.act
+            fillers = getattr(self._env, "awaiting_reset", ())
+            env_ids = [env for env in range(self.num_envs) if env not in fillers][:mixed]
+
+            def act_partly_at_random(t: int) -> None:
+                act(t)
+                self._random.replace(t, env_ids)
+
+            return act_partly_at_random, 1, len(env_ids)
+        return self._policy.act, length, 0
+
+    def _count_frames(self) -> int:
+        fillers = sum(len(env_ids) for _, env_ids in self._stepper.fillers or ())
+        return self._taken * self.num_envs - fillers
+
+    def _run(self, act: Callable[[int], None], start: int, end: int) -> bool:
+        """The loop."""
+        step, cross = self._step, self.boundaries.cross
+        t = start
+        try:
+            for t in range(start, end):
+                act(t)
+                ended = step(t)
+                if ended is not None:
+                    cross(t, ended)
+            t = end
+        finally:
+            self._taken = t
+        return False
+
+    def _run_watched(self, act: Callable[[int], None], num_steps: int, stop: Callable[[], bool]) -> bool:
+        """The loop, one step at a time; True if ``stop`` ended it."""
+        for t in range(num_steps):
+            self._run(act, t, t + 1)
+            if stop():
+                return True
+        return False
+
+    def _rewind(self) -> None:
+        self.strip.rewind(self._taken)
+        self.boundaries.rewind(self._taken)
+        if self._limit is not None:
+            self._limit.rewind(self._taken)
+        self._taken = 0
+
+
+def _drawn_already(t: int) -> None:
+    """Random actions are drawn for a whole stretch at once."""

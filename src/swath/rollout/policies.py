@@ -1,0 +1,227 @@
+"""What may be a policy, and how each kind is called.
+
+A policy becomes a list of calls. Accepted, in this order:
+
+1. a ``TensorDictModuleBase``; sequences are taken apart, plain modules and samplers are called on tensors;
+2. a callable whose parameter is named ``tensordict`` or ``td``, or annotated as a TensorDict;
+3. a callable with ``in_keys`` and ``out_keys``;
+4. any other callable: by the names of its parameters where they are observation keys, else by position; its first
+   results are the actions, further ones ``output1``, ``output2``, …
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from tensordict.nn.probabilistic import interaction_type
+from torch import nn
+
+from swath.errors import PolicyError
+from swath.rollout.functional import is_plain
+from swath.rollout.layout import Key, as_key
+
+
+@dataclass(frozen=True)
+class TensorCall:
+    """``function(*inputs) -> output or tuple of outputs``; out_keys None: actions, then output1, …"""
+
+    function: Callable[..., Any]
+    in_keys: tuple[Key, ...]
+    out_keys: tuple[Key, ...] | None
+    returns_tuple: bool = False
+    #: The TensorDictModule that this call was taken out of.
+    whole: TensorDictModule | None = None
+
+
+@dataclass(frozen=True)
+class SampleCall:
+    """A ``ProbabilisticTensorDictModule`` whose distribution can be built and sampled directly."""
+
+    module: ProbabilisticTensorDictModule
+    in_keys: tuple[Key, ...]
+    out_keys: tuple[Key, ...]
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether the exploration type now in force asks for a random sample, which is what can be done directly."""
+        kind = interaction_type() or self.module.default_interaction_type
+        return kind is InteractionType.RANDOM
+
+
+@dataclass(frozen=True)
+class TensorDictCall:
+    """``function(tensordict) -> tensordict``; keys None: whatever it reads, and whatever is new in the result."""
+
+    function: Callable[[TensorDictBase], Any]
+    in_keys: tuple[Key, ...] | None
+    out_keys: tuple[Key, ...] | None
+
+
+PolicyCall = TensorCall | SampleCall | TensorDictCall
+
+_KNOWN_SEQUENCES = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
+
+
+def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[PolicyCall]:
+    """The calls that a policy consists of."""
+    if isinstance(policy, TensorDictModuleBase):
+        return _module_calls(policy)
+    if not callable(policy):
+        raise TypeError(f"a policy must be callable, got {type(policy).__name__}; a factory goes to policy_factory=")
+    if trust_policy or _is_compiled(policy) or _takes_tensordict(policy):
+        keys = [getattr(policy, name, None) for name in ("in_keys", "out_keys")]
+        in_keys, out_keys = (None if k is None else tuple(map(as_key, k)) for k in keys)
+        return [TensorDictCall(policy, in_keys, out_keys)]
+    declared = [getattr(policy, name, None) for name in ("in_keys", "out_keys")]
+    if all(keys is not None for keys in declared):
+        return [TensorCall(policy, *(tuple(map(as_key, keys)) for keys in declared))]
+    return [TensorCall(policy, tuple(map(as_key, _match_parameters(policy, env.observation_keys))), None)]
+
+
+def _is_compiled(policy: Any) -> bool:
+    return type(policy).__name__ in ("OptimizedModule", "CudaGraphModule")
+
+
+def _signature(policy: Any) -> inspect.Signature:
+    function = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{policy!r}: its parameters cannot be inspected; wrap it in a TensorDictModule, or pass trust_policy=True "
+            "if it takes and returns a TensorDict"
+        ) from None
+
+
+def _required(signature: inspect.Signature) -> list[inspect.Parameter]:
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p for p in signature.parameters.values() if p.kind in named and p.default is p.empty]
+
+
+def _takes_tensordict(policy: Any) -> bool:
+    required = _required(_signature(policy))
+    if len(required) != 1:
+        return False
+    parameter = required[0]
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotated = "TensorDict" in annotation
+    else:
+        annotated = isinstance(annotation, type) and issubclass(annotation, TensorDictBase)
+    return parameter.name in ("tensordict", "td") or annotated
+
+
+def _match_parameters(policy: Any, observation_keys: Sequence[Any]) -> list[Any]:
+    signature = _signature(policy)
+    names = [parameter.name for parameter in _required(signature)]
+    if names and set(names) <= {key for key in observation_keys if isinstance(key, str)}:
+        return names
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+    if len(names) == len(observation_keys) or (takes_any and len(names) <= len(observation_keys)):
+        return list(observation_keys)
+    raise TypeError(
+        f"cannot tell what to give to the policy {getattr(policy, '__name__', type(policy).__name__)}: it takes "
+        f"({', '.join(names)}), the env has the observation keys {list(observation_keys)}. Name its parameters after "
+        "those keys, wrap it in a TensorDictModule(policy, in_keys=[...], out_keys=[...]), or pass trust_policy=True "
+        "if it takes and returns a TensorDict"
+    )
+
+
+def _module_calls(module: TensorDictModuleBase) -> list[PolicyCall]:
+    """A module's calls: taken apart where that gives the same, as one TensorDict call otherwise."""
+    whole: list[PolicyCall] = [
+        TensorDictCall(module, tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys)))
+    ]
+    if not is_plain(module):
+        return whole
+    forward = type(module).forward
+    if isinstance(module, TensorDictSequential) and forward in _KNOWN_SEQUENCES:
+        children = list(module._module_iter())
+        samplers = [isinstance(child, ProbabilisticTensorDictModule) for child in children]
+        if module.partial_tolerant or module.inplace not in (None, True) or any(samplers[:-1]):
+            return whole
+        return [call for child in children for call in _module_calls(child)]
+    if isinstance(module, TensorDictModule) and forward is TensorDictModule.forward:
+        if (
+            module.inplace is True
+            and module.method is None
+            and not module.method_kwargs
+            and module._kwargs is None
+            and not module._get_kwargs
+        ):
+            in_keys, out_keys = (tuple(map(as_key, k)) for k in (module.in_keys, module.out_keys))
+            return [TensorCall(module.module, in_keys, out_keys, whole=module)]
+        return whole
+    if (
+        isinstance(module, ProbabilisticTensorDictModule)
+        and forward is ProbabilisticTensorDictModule.forward
+        and module.num_samples is None
+        and module._generator is None
+        and module._generator_key is None
+        and not module.cache_dist
+        and isinstance(module.distribution_class, type)
+        and not issubclass(module.distribution_class, CompositeDistribution)
+        and len(module.dist_sample_keys) == 1
+    ):
+        return [SampleCall(module, *(tuple(map(as_key, k)) for k in (module.in_keys, module.out_keys)))]
+    return whole
+
+
+def name_outputs(result: Any, out_keys: tuple[Key, ...] | None, action_keys: Sequence[Key]) -> tuple[Key, ...]:
+    """The keys of a tensor call's results."""
+    count = len(result) if isinstance(result, tuple) else 1
+    if out_keys is None:
+        extra = count - len(action_keys)
+        return (*action_keys[:count], *((f"output{i + 1}",) for i in range(extra)))
+    if len(out_keys) != count:
+        raise PolicyError(f"the policy gives {count} results, but has {len(out_keys)} out_keys: {list(out_keys)}")
+    return out_keys
+
+
+def tensordict_callable(policy: Any, env: Any, trust_policy: bool = False) -> Callable[[TensorDictBase], Any]:
+    """Any policy as a function from TensorDict to TensorDict; convenient rather than fast."""
+    if isinstance(policy, TensorDictModuleBase):
+        return policy
+    (call,) = policy_calls(policy, env, trust_policy)
+    if isinstance(call, TensorDictCall):
+
+        def merged(tensordict: TensorDictBase) -> TensorDictBase:
+            result = call.function(tensordict)
+            return tensordict if result is tensordict else tensordict.update(result)
+
+        return merged
+    assert isinstance(call, TensorCall)
+    action_keys = [as_key(key) for key in env.action_keys]
+
+    def call_on_tensors(tensordict: TensorDictBase) -> TensorDictBase:
+        result = call.function(*(tensordict.get(key) for key in call.in_keys))
+        results = result if isinstance(result, tuple) else (result,)
+        for key, value in zip(name_outputs(result, call.out_keys, action_keys), results, strict=True):
+            tensordict.set(key, value)
+        return tensordict
+
+    return call_on_tensors
+
+
+__all__ = [
+    "PolicyCall",
+    "SampleCall",
+    "TensorCall",
+    "TensorDictCall",
+    "name_outputs",
+    "policy_calls",
+    "tensordict_callable",
+]

@@ -1,0 +1,83 @@
+"""Delivery for envs with filler steps (vector envs in NEXT_STEP mode).
+
+A filler is no transition and is left out, so the envs of a batch advance unevenly: steps are taken until every env
+has enough, and what an env has too much waits for the next batch. An env that gets a whole batch ahead (its
+episodes are much longer than the others') is cut: its frames are dropped until the others caught up, the last one
+kept is marked truncated, and what follows is another trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from swath.rollout.boundaries import Boundaries
+from swath.rollout.delivery import Batch, Stamps, strip_parts
+from swath.rollout.layout import Layout
+from swath.rollout.strip import Strip
+
+
+class RaggedBatch:
+    """As ``delivery.Batch``, with a column count for every env."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        stamps: Stamps,
+        num_steps: int,
+        device: torch.device | None,
+        stepper: Any,
+    ) -> None:
+        self._capacity = 2 * num_steps
+        self._memory = Batch(layout, stamps, device)
+        self._memory.open(self._capacity)
+        self._delivered = Batch(layout, stamps, device)
+        self._counts = np.zeros(layout.num_envs, dtype=np.int64)
+        self._stepper = stepper
+        self._wanted = 0
+
+    def open(self, num_steps: int, reuse_memory: bool = False) -> None:
+        self._wanted = num_steps
+        self._delivered.open(num_steps, reuse_memory)
+
+    def steps_missing(self) -> int:
+        return max(0, self._wanted - int(self._counts.min()))
+
+    def drop_pending(self) -> None:
+        """Forget what waits: all envs were reset."""
+        self._counts[:] = 0
+
+    def write(self, strip: Strip, boundaries: Boundaries, num_steps: int, version: int) -> None:
+        valid = np.ones((strip.num_envs, num_steps), dtype=np.bool_)
+        for t, env_ids in self._stepper.fillers:
+            valid[env_ids, t] = False
+        self._stepper.fillers.clear()
+        target = self._counts[:, None] + np.cumsum(valid, axis=1) - 1
+        overflowing = np.flatnonzero((valid & (target >= self._capacity)).any(axis=1))
+        valid &= target < self._capacity
+        envs, steps = np.nonzero(valid)
+        columns = target[envs, steps]
+        layout, stamps = self._memory.layout, self._memory.stamps
+        for key, value in strip_parts(strip, boundaries, layout, stamps, num_steps, version):
+            if value.ndim:
+                value = value[envs, steps]
+            self._memory.leaves[key][envs, columns] = value.to(self._memory.leaves[key].device)
+        self._counts += valid.sum(axis=1)
+        for env in overflowing.tolist():
+            # Full: mark the last frame kept. What comes once there is room is another trajectory.
+            for flag in ("truncated", "done") if layout.has_truncated else ("done",):
+                self._memory.leaves["next", flag][env, self._capacity - 1] = True
+            boundaries.cut(env)
+
+    def close(self, num_envs: int | None = None) -> TensorDict:
+        wanted = min(self._wanted, int(self._counts.min()))
+        left = int(self._counts.max()) - wanted
+        for key, leaf in self._memory.leaves.items():
+            self._delivered.leaves[key][:, :wanted] = leaf[:, :wanted]
+            leaf[:, :left] = leaf[:, wanted : wanted + left].clone()
+        self._counts -= wanted
+        self._delivered.filled = wanted
+        return self._delivered.close(num_envs)
