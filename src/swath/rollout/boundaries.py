@@ -44,10 +44,9 @@ class TrajectoryIds:
         self.next_id = first
         self.stride = stride
 
-    def draw(self, count: int) -> np.ndarray:
-        ids = self.next_id + self.stride * np.arange(count, dtype=np.int64)
-        self.next_id += self.stride * count
-        return ids
+    def draw(self, count: int) -> range:
+        first, self.next_id = self.next_id, self.next_id + self.stride * count
+        return range(first, self.next_id, self.stride)
 
 
 class Boundaries:
@@ -61,7 +60,7 @@ class Boundaries:
         self.traj_ids = np.full(strip.num_envs, -1, dtype=np.int64)
         self.first_row = np.zeros(strip.num_envs, dtype=np.int64)
         #: (step, envs, their new ids): new episodes start in row step + 1.
-        self.starts: list[tuple[int, list[int], np.ndarray]] = []
+        self.starts: list[tuple[int, list[int], range]] = []
         #: For every entry of ``starts``: the carried columns' last entries of the old episodes.
         self.last_entries: list[list[np.ndarray | torch.Tensor]] = []
 
@@ -98,8 +97,9 @@ class Boundaries:
         ids[:] = self.traj_ids[:, None]
         first[:] = self.first_row[:, None]
         for t, env_ids, new_ids in self.starts:
-            ids[env_ids, t + 1 :] = new_ids[:, None]
-            first[env_ids, t + 1 :] = t + 1
+            for env, new_id in zip(env_ids, new_ids, strict=True):
+                ids[env, t + 1 :] = new_id
+                first[env, t + 1 :] = t + 1
         return ids, first
 
     def rewind(self, num_steps: int) -> None:

@@ -1,9 +1,11 @@
-"""Stacks of layers as flat lists of functional calls.
+"""Stacks of layers as flat lists of functions.
 
-Walking ``nn.Module.__call__`` costs more than the arithmetic of a small network. A stack of plain layers is
-therefore called as ``for function, arguments in calls: x = function(x, *arguments)`` with the layers' own
-parameters as arguments: what an optimizer does in place is seen at once. Whatever is not known here (a layer of
-another class, one with hooks) is called as it is, so the list is right for every module.
+Walking ``nn.Module.__call__`` costs more than the arithmetic of a small network, and so does allocating its
+intermediate results. A stack of plain layers therefore becomes ``for function in functions: x = function(x)``, with
+the layers' own parameters bound (what an optimizer does in place is seen at once) and with intermediate results in
+memory that is used again on every step. A layer that is not known here, or has hooks, is called as it is, so the
+list is right for every module. Each function does the very operation that the layer would: results are equal to
+the last bit.
 """
 
 from __future__ import annotations
@@ -15,32 +17,27 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Call = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+Function = Callable[[torch.Tensor], torch.Tensor]
 
-#: Layers without parameters: how to call them, from the layer's attributes.
-_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Call]] = {
-    nn.Tanh: lambda m: (torch.tanh, ()),
-    nn.Sigmoid: lambda m: (torch.sigmoid, ()),
-    nn.ELU: lambda m: (F.elu, (m.alpha,)),
-    nn.SELU: lambda m: (F.selu, ()),
-    nn.SiLU: lambda m: (F.silu, ()),
-    nn.GELU: lambda m: (lambda x: F.gelu(x, approximate=m.approximate), ()),
-    nn.LeakyReLU: lambda m: (F.leaky_relu, (m.negative_slope,)),
-    nn.Softplus: lambda m: (F.softplus, (m.beta, m.threshold)),
-    nn.Hardtanh: lambda m: (F.hardtanh, (m.min_val, m.max_val)),
-    nn.ReLU6: lambda m: (F.relu6, ()),
-    nn.Mish: lambda m: (F.mish, ()),
+#: Layers without parameters, whose result is new memory.
+_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Function]] = {
+    nn.Tanh: lambda m: torch.tanh,
+    nn.Sigmoid: lambda m: torch.sigmoid,
+    nn.ELU: lambda m: lambda x: F.elu(x, m.alpha),
+    nn.SELU: lambda m: torch.selu,
+    nn.SiLU: lambda m: F.silu,
+    nn.GELU: lambda m: lambda x: F.gelu(x, approximate=m.approximate),
+    nn.LeakyReLU: lambda m: lambda x: F.leaky_relu(x, m.negative_slope),
+    nn.Softplus: lambda m: lambda x: F.softplus(x, m.beta, m.threshold),
+    nn.Hardtanh: lambda m: lambda x: F.hardtanh(x, m.min_val, m.max_val),
+    nn.Mish: lambda m: F.mish,
 }
 
-#: Layers with parameters; their result is always new memory.
-_PARAMETRIC: dict[type[nn.Module], Callable[[Any], Call]] = {
-    nn.Linear: lambda m: (torch._C._nn.linear, (m.weight, m.bias)),
-    nn.LayerNorm: lambda m: (F.layer_norm, (m.normalized_shape, m.weight, m.bias, m.eps)),
-}
-
-_VIEWS: dict[type[nn.Module], Callable[[Any], Call | None]] = {
-    nn.Identity: lambda m: None,
-    nn.Flatten: lambda m: (torch.flatten, (m.start_dim, m.end_dim)),
+#: Activations that may work in place on memory that is ours.
+_IN_PLACE: dict[type[nn.Module], Function] = {
+    nn.ReLU: torch.relu_,
+    nn.Tanh: torch.tanh_,
+    nn.Sigmoid: torch.sigmoid_,
 }
 
 
@@ -51,59 +48,133 @@ def is_plain(module: nn.Module) -> bool:
     )
 
 
-def functional_calls(module: Any) -> list[Call]:
-    """A module of one input as a list of calls, equal to calling it.
+def layers_of(module: Any) -> list[Any]:
+    """A tree of plain ``nn.Sequential`` as a flat list."""
+    if type(module) is nn.Sequential and is_plain(module):
+        return [leaf for child in module for leaf in layers_of(child)]
+    return [module]
+
+
+def stack_functions(module: Any, *, result_leaves: bool = True) -> list[Function]:
+    """A module of one input as a list of functions, equal to calling it.
+
+    ``result_leaves=False`` if the result is used up before the next call, so that it may lie in reused memory.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> x = torch.ones(1, 2)
-    >>> y = x
-    >>> for function, arguments in functional_calls(net):
-    ...     y = function(y, *arguments)
+    >>> y = x = torch.ones(1, 2)
+    >>> with torch.no_grad():
+    ...     for function in stack_functions(net):
+    ...         y = function(y)
     >>> torch.equal(y, net(x))
     True
     """
-    calls: list[Call] = []
+    layers = layers_of(module)
+    functions: list[Function] = []
     # Whether the current value is memory that nobody else sees, so that it may be changed in place.
     ours = False
-    for layer in _flatten(module):
+    for index, layer in enumerate(layers):
         kind = type(layer)
-        if isinstance(layer, nn.Module) and is_plain(layer):
-            if kind in _PARAMETRIC:
-                calls.append(_PARAMETRIC[kind](layer))
-                ours = True
-                continue
-            if kind is nn.ReLU:
-                # Never in place on what was given, also where the layer would: that is the env's observation.
-                calls.append((torch.relu_ if ours else torch.relu, ()))
-                ours = True
-                continue
-            if kind is nn.Conv2d and layer.padding_mode == "zeros":
-                arguments = (
-                    layer.weight,
-                    layer.bias,
-                    layer.stride,
-                    layer.padding,
-                    layer.dilation,
-                    layer.groups,
-                )
-                calls.append((F.conv2d, arguments))
-                ours = True
-                continue
-            if kind in _ACTIVATIONS and not getattr(layer, "inplace", False):
-                calls.append(_ACTIVATIONS[kind](layer))
-                ours = True
-                continue
-            if kind in _VIEWS:
-                call = _VIEWS[kind](layer)
-                if call is not None:
-                    calls.append(call)
-                continue
-        calls.append((layer, ()))
-        ours = False
-    return calls
+        if not _is_known(layer):
+            functions.append(layer)
+            ours = False
+        elif kind is nn.Linear:
+            functions.append(_linear(layer, reuse_memory=not _escapes(layers[index + 1 :], result_leaves)))
+            ours = True
+        elif kind in _IN_PLACE and ours:
+            functions.append(_IN_PLACE[kind])
+        elif kind is nn.ReLU:  # never in place on what was given, also where the layer would: it is the env's
+            functions.append(torch.relu)
+            ours = True
+        elif kind in _ACTIVATIONS:
+            functions.append(_ACTIVATIONS[kind](layer))
+            ours = True
+        elif kind is nn.LayerNorm:
+            functions.append(_layer_norm(layer))
+            ours = True
+        elif kind is nn.Conv2d:
+            functions.append(_conv2d(layer))
+            ours = True
+        elif kind is nn.Flatten:
+            functions.append(_flatten(layer))
+        # What is left is nn.Identity.
+    return functions
 
 
-def _flatten(module: Any) -> list[Any]:
-    if type(module) is nn.Sequential and is_plain(module):
-        return [leaf for child in module for leaf in _flatten(child)]
-    return [module]
+def _escapes(following: list[Any], result_leaves: bool) -> bool:
+    """Whether a result's own memory is seen outside: by a layer that is not known, which might keep it, or at the end."""
+    for layer in following:
+        if not _is_known(layer):
+            return True
+        if type(layer) not in (nn.Flatten, nn.Identity, *_IN_PLACE):
+            return False  # its result is new memory
+    return result_leaves
+
+
+def _is_known(layer: Any) -> bool:
+    if not isinstance(layer, nn.Module) or not is_plain(layer):
+        return False
+    kind = type(layer)
+    if kind is nn.Conv2d:
+        return layer.padding_mode == "zeros"
+    return kind in (nn.Linear, nn.ReLU, nn.LayerNorm, nn.Flatten, nn.Identity) or (
+        kind in _ACTIVATIONS and not getattr(layer, "inplace", False)
+    )
+
+
+def _linear(layer: nn.Linear, *, reuse_memory: bool) -> Function:
+    """``nn.Linear`` without its detours: on one or two dimensions it is ``addmv`` or ``addmm``."""
+    weight, bias = layer.weight, layer.bias
+    if not reuse_memory or bias is None or not _is_simple(weight):
+        return lambda x: F.linear(x, weight, bias)
+    size, weight_t, addmm, addmv = weight.shape[0], weight.t(), torch.addmm, torch.addmv
+    vector = weight.new_empty(size)
+    matrix = weight.new_empty((1, size))
+
+    def into_memory(x: torch.Tensor) -> torch.Tensor:
+        nonlocal matrix
+        dims = x.dim()
+        if dims == 1:
+            return addmv(bias, weight, x, out=vector)
+        if dims == 2:
+            if x.size(0) != matrix.size(0):
+                matrix = weight.new_empty((x.size(0), size))
+            return addmm(bias, x, weight_t, out=matrix)
+        return F.linear(x, weight, bias)
+
+    return into_memory
+
+
+def linear_into(layer: Any, row: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], Any] | None:
+    """A last ``nn.Linear`` as ``function(x, out)`` that writes to rows like this one; None if it cannot."""
+    if not (_is_known(layer) and type(layer) is nn.Linear and layer.bias is not None and _is_simple(layer.weight)):
+        return None
+    weight, bias = layer.weight, layer.bias
+    if row.dtype != weight.dtype or row.device != weight.device or row.shape[-1:] != weight.shape[:1]:
+        return None
+    if row.dim() == 2:
+        weight_t, addmm = weight.t(), torch.addmm
+        return lambda x, out: addmm(bias, x, weight_t, out=out)
+    if row.dim() == 1:
+        addmv = torch.addmv
+        return lambda x, out: addmv(bias, weight, x, out=out)
+    return None
+
+
+def _is_simple(weight: torch.Tensor) -> bool:
+    """Whether ``out=`` does just what the layer does: not under autocast, nor where a device has its own kernels."""
+    return weight.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def _layer_norm(layer: nn.LayerNorm) -> Function:
+    shape, weight, bias, eps = layer.normalized_shape, layer.weight, layer.bias, layer.eps
+    return lambda x: F.layer_norm(x, shape, weight, bias, eps)  # type: ignore[arg-type]
+
+
+def _conv2d(layer: nn.Conv2d) -> Function:
+    arguments = (layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+    return lambda x: F.conv2d(x, *arguments)  # type: ignore[arg-type]
+
+
+def _flatten(layer: nn.Flatten) -> Function:
+    start, end = layer.start_dim, layer.end_dim
+    return lambda x: torch.flatten(x, start, end)

@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from swath.errors import PolicyError, PolicyInputError, PolicyOutputError
-from swath.rollout.functional import functional_calls
+from swath.rollout.functional import layers_of, linear_into, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, show
 from swath.rollout.policies import (
     PolicyCall,
@@ -213,13 +213,25 @@ class BoundPolicy:
         slot = self._plan.slots[call.in_keys[0]]
         inputs = next(rows for number, rows in self._inputs if number == slot)
         _, outputs, shape, field = self._outputs[0]
-        calls = functional_calls(call.function)
+        *before, last = layers_of(call.function)
+        write = linear_into(last, outputs[0])
+        if write is not None:
+            functions = stack_functions(torch.nn.Sequential(*before), result_leaves=False)
+
+            def act_into(t: int) -> None:
+                value = inputs[t]
+                for function in functions:
+                    value = function(value)
+                write(value, outputs[t])
+
+            return act_into
+        functions = stack_functions(call.function)
         dtype = field.dtype
 
         def act(t: int) -> None:
             value = inputs[t]
-            for function, arguments in calls:
-                value = function(value, *arguments)
+            for function in functions:
+                value = function(value)
             if value.shape != shape or value.dtype is not dtype:
                 refuse(field, value, shape, t)
             outputs[t].copy_(value)
@@ -250,16 +262,16 @@ def _operation(call: PolicyCall, plan: PolicyPlan) -> Operation:
         assert call.out_keys is not None
         ins, outs = slots.many(call.in_keys), slots.many(call.out_keys)
         if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
-            return _stack(functional_calls(call.function), ins[0], outs[0])
+            return _stack(stack_functions(call.function), ins[0], outs[0])
         return _tensors(call.function, ins, outs)
     return _tensordict(call, plan)
 
 
-def _stack(calls: list, source: int, target: int) -> Operation:
+def _stack(functions: list[Any], source: int, target: int) -> Operation:
     def run(values: list[Any]) -> None:
         value = values[source]
-        for function, arguments in calls:
-            value = function(value, *arguments)
+        for function in functions:
+            value = function(value)
         values[target] = value
 
     return run
