@@ -184,11 +184,12 @@ def action_leaves(space: spaces.Space, categorical: bool) -> list[ActionLeaf]:
 def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], Sequence[Any]]:
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
+        # NumPy integers, as space.sample() gives: Discrete.contains, which many envs call, is slower on Python's.
         if categorical:
-            return (lambda row: row.tolist()) if start == 0 else (lambda row: (row + start).tolist())
+            return lambda row: row + start
         if start == 0:
-            return lambda row: row.argmax(-1).tolist()
-        return lambda row: (row.argmax(-1) + start).tolist()
+            return lambda row: row.argmax(-1)
+        return lambda row: row.argmax(-1) + start
     if isinstance(space, spaces.MultiDiscrete):
         start, dtype = np.asarray(space.start), space.dtype
         if categorical:
