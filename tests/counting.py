@@ -41,7 +41,13 @@ class CountingEnv(gymnasium.Env):
         over = self.step_count >= self.length
         reward = self.step_count + 0.25 * float(action)
         info = {"length": self.length}
-        return self._observe(float(action)), reward, over and self.ends_by_itself, over and not self.ends_by_itself, info
+        return (
+            self._observe(float(action)),
+            reward,
+            over and self.ends_by_itself,
+            over and not self.ends_by_itself,
+            info,
+        )
 
 
 class CountingTensorDictEnv(EnvBase):
@@ -134,4 +140,6 @@ def assert_same(got: TensorDict, expected: TensorDict) -> None:
         assert mine.dtype == theirs.dtype, key
         if not torch.equal(mine, theirs):
             env, step, *_ = (mine != theirs).nonzero()[0].tolist()
-            raise AssertionError(f"{key} differs first in env {env}, step {step}: {mine[env, step]} {theirs[env, step]}")
+            raise AssertionError(
+                f"{key} differs first in env {env}, step {step}: {mine[env, step]} {theirs[env, step]}"
+            )

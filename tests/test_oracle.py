@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from counting import CountingEnv, CountingTensorDictEnv, assert_same, plain_loop
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from policies_for_tests import actor_critic, deterministic, recurrent, stochastic
 
+from counting import CountingEnv, CountingTensorDictEnv, assert_same, plain_loop
+from policies_for_tests import actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import Collector
 from swath.envs import EnvBase, GymWrapper, SerialEnv, next_seed
 
@@ -77,7 +77,9 @@ def expected_and_got(make_env: Callable[[], EnvBase], policy_kind: str, *, per_e
     )
     env.set_seed(SEED)
     torch.manual_seed(1)
-    collector = Collector(env, policy, frames_per_batch=per_env * num_envs, total_frames=per_env * num_envs * num_batches)
+    collector = Collector(
+        env, policy, frames_per_batch=per_env * num_envs, total_frames=per_env * num_envs * num_batches
+    )
     batches = [batch.unsqueeze(0) if single else batch for batch in collector]
     assert len(batches) == num_batches == len(collector)
     return oracle, torch.cat(batches, 1)
@@ -109,7 +111,9 @@ def test_batches_longer_than_a_strip() -> None:
 
 
 def test_async_vector_env() -> None:
-    oracle, got = expected_and_got(vector(AutoresetMode.NEXT_STEP, AsyncVectorEnv), "stochastic", per_env=40, num_batches=3)
+    oracle, got = expected_and_got(
+        vector(AutoresetMode.NEXT_STEP, AsyncVectorEnv), "stochastic", per_env=40, num_batches=3
+    )
     assert_same(got, oracle)
 
 

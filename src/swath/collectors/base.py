@@ -234,7 +234,8 @@ class BaseCollector(IterableDataset):
         if num_batches is None:
             raise RuntimeError("a collector without total_frames has no length: it never ends")
         if self._assembler is not None:
-            raise RuntimeError("with trajs_per_batch the number of batches depends on the episodes")
+            # A TypeError, because list(collector) asks for the length and goes on without it.
+            raise TypeError("with trajs_per_batch the number of batches depends on the episodes")
         return num_batches
 
     # -- life cycle ------------------------------------------------------------------------------------------------

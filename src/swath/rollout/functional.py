@@ -101,7 +101,7 @@ def stack_functions(module: Any, *, result_leaves: bool = True) -> list[Function
 
 
 def _escapes(following: list[Any], result_leaves: bool) -> bool:
-    """Whether a result's own memory is seen outside: by a layer that is not known, which might keep it, or at the end."""
+    """Whether a result's memory is seen outside: by a layer that is not known (it might keep it), or at the end."""
     for layer in following:
         if not _is_known(layer):
             return True

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from swath.errors import PolicyError, PolicyInputError, PolicyOutputError
@@ -88,12 +89,14 @@ class PolicyPlan:
         calls = policy_calls(policy, env, trust_policy)
         if wrap is not None:
             calls = [_wrapped(call, wrap) for call in calls]
+        # A module may write keys for its own use and select what it gives away.
+        selected = set(map(as_key, policy.out_keys)) if isinstance(policy, TensorDictModuleBase) else None
         state_keys, candidates = first_states(policy, calls, layout)
         errors: list[Exception] = []
         for state in candidates:
             try:
                 with untouched(policy):
-                    return cls._try(tuple(calls), layout, {**first_row, **state}, device, env)
+                    return cls._try(tuple(calls), layout, {**first_row, **state}, device, env, selected)
             except Exception as error:  # another candidate may fit
                 errors.append(error)
         if state_keys and not getattr(policy, "state_spec", None):
@@ -114,6 +117,7 @@ class PolicyPlan:
         given: dict[Key, torch.Tensor],
         device: torch.device | None,
         env: Any,
+        selected: set[Key] | None,
     ) -> PolicyPlan:
         inputs = [tensor if device is None else tensor.to(device) for tensor in given.values()]
         versions = [tensor._version for tensor in inputs]
@@ -133,7 +137,8 @@ class PolicyPlan:
         kept = {
             key: value
             for key, value in written.items()
-            if key not in own
+            if (selected is None or key in selected)
+            and key not in own
             and not (key[0] == "next" and key[1:] in own)
             and not any(part.startswith("_") for part in key)
         }
@@ -434,8 +439,8 @@ def _fields(
             root = given.get(key[1:])
             if root is not None and (root.shape != value.shape or root.dtype != value.dtype):
                 raise PolicyOutputError(
-                    f"the policy's state {show(key[1:])} goes in with shape {tuple(root.shape)} and dtype {root.dtype}, "
-                    f"and comes out with {tuple(value.shape)} and {value.dtype}"
+                    f"the policy's state {show(key[1:])} goes in with shape {tuple(root.shape)} and dtype "
+                    f"{root.dtype}, and comes out with {tuple(value.shape)} and {value.dtype}"
                 )
         else:
             outputs.append(field)

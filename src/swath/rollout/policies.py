@@ -140,7 +140,7 @@ def _match_parameters(policy: Any, observation_keys: Sequence[Any]) -> list[Any]
     )
 
 
-def _module_calls(module: TensorDictModuleBase) -> list[PolicyCall]:
+def _module_calls(module: TensorDictModuleBase, nested: bool = False) -> list[PolicyCall]:
     """A module's calls: taken apart where that gives the same, as one TensorDict call otherwise."""
     whole: list[PolicyCall] = [
         TensorDictCall(module, tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys)))
@@ -153,7 +153,9 @@ def _module_calls(module: TensorDictModuleBase) -> list[PolicyCall]:
         samplers = [isinstance(child, ProbabilisticTensorDictModule) for child in children]
         if module.partial_tolerant or module.inplace not in (None, True) or any(samplers[:-1]):
             return whole
-        return [call for child in children for call in _module_calls(child)]
+        if nested and module._select_before_return:  # what it hides, a later module must not see
+            return whole
+        return [call for child in children for call in _module_calls(child, nested=True)]
     if isinstance(module, TensorDictModule) and forward is TensorDictModule.forward:
         if (
             module.inplace is True

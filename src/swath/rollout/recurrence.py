@@ -56,8 +56,10 @@ def first_states(
     # The same shape for all keys first (an LSTM's h and c), then every other combination.
     combinations = [tuple([shape] * len(keys)) for shape in shapes]
     combinations += [c for c in product(shapes, repeat=len(keys)) if c not in combinations]
-    for combination in combinations[:MAX_TRIES]:
-        candidates.append({key: zeros(shape, dtype) for key, shape in zip(keys, combination, strict=True)})
+    candidates += [
+        {key: zeros(shape, dtype) for key, shape in zip(keys, combination, strict=True)}
+        for combination in combinations[:MAX_TRIES]
+    ]
     return keys, candidates
 
 
