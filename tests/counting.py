@@ -30,7 +30,7 @@ class CountingEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self.episode += 1
+        self.episode = 1 if seed is not None else self.episode + 1
         self.step_count = 0
         self.length = int(self.np_random.integers(1, self.longest + 1))
         self.ends_by_itself = bool(self.np_random.integers(2))

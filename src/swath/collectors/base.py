@@ -270,4 +270,5 @@ class BaseCollector(IterableDataset):
         self.shutdown()
 
     def __del__(self) -> None:
-        self.shutdown(raise_on_error=False)
+        # An env that was handed over ready-made may be in use elsewhere.
+        self.shutdown(close_env=self.__dict__.get("_made_env", False), raise_on_error=False)

@@ -90,7 +90,7 @@ class Collector(BaseCollector):
         reset_when_done: bool = True,
         postproc: Callable[[TensorDictBase], Any] | None = None,
         split_trajs: bool | None = None,
-        exploration_type: InteractionType | None = InteractionType.RANDOM,
+        exploration_type: InteractionType | str | None = InteractionType.RANDOM,
         return_same_td: bool = False,
         interruptor: Any = None,
         set_truncated: bool = False,
@@ -144,12 +144,13 @@ class Collector(BaseCollector):
                 replay_buffer,
             )
         except BaseException:
-            if not isinstance(create_env_fn, EnvBase):  # ours to close
+            if env is not create_env_fn:
                 env.close(raise_if_closed=False)
             raise
+        self._made_env = env is not create_env_fn
         self._rollout.random_frames_left = max(0, int(init_random_frames or 0))
         self.init_random_frames = self._rollout.random_frames_left
-        self.exploration_type = exploration_type
+        self.exploration_type = None if exploration_type is None else InteractionType(exploration_type)
         self.reset_at_each_iter = reset_at_each_iter
         self.return_same_td = return_same_td
         self._stop = None if interruptor is None else interruptor.collection_stopped

@@ -89,6 +89,10 @@ def _nested(flat: TensorDictBase, lengths: list[int]) -> TensorDictBase:
     return out
 
 
+def _joined(pieces: list[TensorDictBase]) -> Any:
+    return torch.cat(pieces)  # type: ignore[arg-type]
+
+
 class TrajectoryAssembler:
     """Puts whole episodes together from batches; an episode in progress waits for its end."""
 
@@ -118,7 +122,7 @@ class TrajectoryAssembler:
                 traj_id = int(env_ids[start])
                 self._pending.setdefault(traj_id, []).append(piece)
                 if bool(ends[env, stop]):
-                    finished.append((stop, env, torch.cat(self._pending.pop(traj_id))))
+                    finished.append((stop, env, _joined(self._pending.pop(traj_id))))
                 elif stop in cuts:
                     self._pending.pop(traj_id)
                 start = stop + 1
@@ -136,5 +140,5 @@ class TrajectoryAssembler:
             return None
         chosen = [self._complete.popleft() for _ in range(self._trajs_per_batch)]
         if self._format == "cat":
-            return torch.cat(chosen)
+            return _joined(chosen)
         return pad_trajectories(chosen, ("collector", "mask"))

@@ -129,7 +129,7 @@ class GymRowEnv(RowEnv):
 class GymStepper:
     """``GymRowEnv`` bound to a strip. What differs between envs is resolved here, so that ``step`` only steps."""
 
-    fillers = None
+    fillers: list[tuple[int, list[int]]] | None = None
 
     def __init__(self, env: GymRowEnv, strip: Strip) -> None:
         self._env = env
@@ -137,17 +137,13 @@ class GymStepper:
         self._num_envs = strip.num_envs
         self._all = range(strip.num_envs)
         self._steps = [gym_env.step for gym_env in env.gym_envs]
-        self._action_rows = [
-            list(array.reshape(len(array), strip.num_envs, *array.shape[2:]))
-            for leaf in env.action_leaves
-            if (array := strip.outputs[leaf.key].array) is not None
-        ]
+        self._action_rows = [list(strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
         self._decoders = [leaf.decode for leaf in env.action_leaves]
         self._build = action_builder(env.gym_envs[0].action_space, env.action_leaves)
-        self._rewards = strip.outcomes["reward",].flat
-        self._infos = [(name, strip.carried[as_key(name)].array, spec) for name, spec in env.info_specs.items()]
+        self._rewards: Any = strip.outcomes["reward",].flat
+        self._infos = [(name, strip.carried[as_key(name)].in_numpy, spec) for name, spec in env.info_specs.items()]
         # (leaf, flat memory, entries per env)
-        self._leaves = [
+        self._leaves: list[tuple[ObservationLeaf, Any, int]] = [
             (leaf, strip.carried[leaf.key].flat, leaf.spec.shape.numel()) for leaf in env.observation_leaves
         ]
         simple = len(self._leaves) == 1 and not self._infos and len(self._decoders) == 1

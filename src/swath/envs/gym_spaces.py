@@ -71,7 +71,7 @@ class ActionLeaf:
     key: Key
     path: tuple[str | int, ...]
     spec: Spec
-    decode: Callable[[np.ndarray], Sequence[Any]]
+    decode: Callable[[np.ndarray], Any]
 
 
 def torch_dtype(dtype: Any, where: str) -> torch.dtype:
@@ -162,8 +162,7 @@ def spec_of(space: spaces.Space, categorical: bool) -> Spec:
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n)) if categorical else OneHot(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
-        nvec = space.nvec if categorical else space.nvec.reshape(-1)
-        return MultiCategorical(nvec) if categorical else MultiOneHot(nvec)
+        return MultiCategorical(space.nvec) if categorical else MultiOneHot(space.nvec.reshape(-1))
     if isinstance(space, spaces.MultiBinary):
         return Binary(int(np.prod(space.shape)), space.shape)
     raise TypeError(
@@ -181,7 +180,7 @@ def action_leaves(space: spaces.Space, categorical: bool) -> list[ActionLeaf]:
     return leaves
 
 
-def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], Sequence[Any]]:
+def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], Any]:
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         # NumPy integers, as space.sample() gives: Discrete.contains, which many envs call, is slower on Python's.

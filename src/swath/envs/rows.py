@@ -131,7 +131,7 @@ class RowEnv(EnvBase):
 class TensorDictStepper:
     """An env that is written with TensorDicts, on the rows of a strip."""
 
-    fillers = None
+    fillers: list[tuple[int, list[int]]] | None = None
 
     def __init__(self, env: EnvBase, strip: Strip) -> None:
         self._env = env

@@ -164,7 +164,7 @@ def _difference(mine: Layout, theirs: Layout) -> str:
 class _SerialStepper:
     """Each child steps on a strip of its own, one step long."""
 
-    fillers = None
+    fillers: list[tuple[int, list[int]]] | None = None
 
     def __init__(self, children: Sequence[EnvBase], strip: Strip) -> None:
         self._strip = strip

@@ -245,7 +245,7 @@ class MultiCategorical(Spec):
 
     def __init__(
         self,
-        nvec: Sequence[int],
+        nvec: Sequence[int] | np.ndarray,
         shape: int | Sequence[int] | None = None,
         dtype: torch.dtype = torch.int64,
         device: torch.device | str | None = None,
@@ -270,7 +270,7 @@ class MultiOneHot(Spec):
 
     def __init__(
         self,
-        nvec: Sequence[int],
+        nvec: Sequence[int] | np.ndarray,
         shape: int | Sequence[int] | None = None,
         dtype: torch.dtype = torch.int64,
         device: torch.device | str | None = None,
@@ -316,13 +316,13 @@ class Composite:
             self._specs[key] = spec
             return
         inner = self._specs.setdefault(key[0], Composite(shape=self.shape, device=self.device))
-        inner[key[1:] if len(key) > 2 else key[1]] = spec
+        inner[key[1:]] = spec
 
     def __getitem__(self, key: NestedKey) -> Any:
         key = unravel_key(key)
         if isinstance(key, str):
             return self._specs[key]
-        return self._specs[key[0]][key[1:] if len(key) > 2 else key[1]]
+        return self._specs[key[0]][key[1:]]
 
     def get(self, key: NestedKey, default: Any = None) -> Any:
         try:
@@ -344,7 +344,7 @@ class Composite:
         if isinstance(key, str):
             del self._specs[key]
         else:
-            del self._specs[key[0]][key[1:] if len(key) > 2 else key[1]]
+            del self._specs[key[0]][key[1:]]
 
     def __contains__(self, key: NestedKey) -> bool:
         return self.get(key) is not None

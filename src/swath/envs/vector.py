@@ -85,6 +85,12 @@ class VectorEnv(RowEnv):
             seed = seed if static_seed else next_seed(int(seed))
         return seed
 
+    def as_seed(self, seeds: list[int | None] | None) -> Any:
+        """Seeds as this env's reset takes them: only Gymnasium's own promise to take one for each env."""
+        if seeds is None or isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+            return seeds
+        return seeds[0]
+
     def _close(self) -> None:
         self.env.close()
 
@@ -119,11 +125,11 @@ class VectorStepper:
         self._mode = env.autoreset_mode
         #: (step, envs) whose row of that step is no transition.
         self.fillers: list[tuple[int, list[int]]] | None = [] if env.has_fillers else None
-        self._columns = [(leaf, strip.carried[leaf.key].array) for leaf in env.observation_leaves]
-        self._action_rows = [(leaf.decode, strip.outputs[leaf.key].array) for leaf in env.action_leaves]
+        self._columns = [(leaf, strip.carried[leaf.key].in_numpy) for leaf in env.observation_leaves]
+        self._action_rows = [(leaf.decode, strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
         self._build = action_builder(env.env.single_action_space, env.action_leaves)
         self._batched_action = len(env.action_leaves) == 1 and env.action_leaves[0].path == ()
-        self._rewards = strip.outcomes["reward",].array
+        self._rewards = strip.outcomes["reward",].in_numpy
         #: What the env reset by itself in the last step.
         self._fresh: Any = None
 
@@ -136,7 +142,7 @@ class VectorStepper:
             observation = fresh
         elif len(env_ids) == self._num_envs:
             seeds, self._env.pending_seeds = self._env.pending_seeds, None
-            observation, _ = self._env.env.reset(seed=seeds, **kwargs)
+            observation, _ = self._env.env.reset(seed=self._env.as_seed(seeds), **kwargs)
             self._env.awaiting_reset = []
         elif self._env.resets_single_envs:
             mask = np.zeros(self._num_envs, dtype=np.bool_)

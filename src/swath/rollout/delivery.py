@@ -104,7 +104,7 @@ class Batch:
 
 def as_batch(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
     """A tree of leaves as a TensorDict whose last dimension is named "time"."""
-    names = [None] * (len(batch_size) - 1) + ["time"]
+    names: Any = [None] * (len(batch_size) - 1) + ["time"]
     return TensorDict(tree, batch_size=batch_size, names=names, device=device)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from tensordict import unravel_key
@@ -26,9 +27,9 @@ Key = tuple[str, ...]
 CPU = torch.device("cpu")
 
 
-def as_key(key: str | tuple) -> Key:
+def as_key(key: Any) -> Key:
     """A nested key as a tuple of strings, however it was written."""
-    flat = unravel_key(key)
+    flat: Any = unravel_key(key)
     return (flat,) if isinstance(flat, str) else tuple(flat)
 
 

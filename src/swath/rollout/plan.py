@@ -183,7 +183,7 @@ class BoundPolicy:
         for call in plan.calls:  # every key gets its number before the operations are made
             plan.slots.many((*(call.in_keys or ()), *(call.out_keys or ())))
         self._operations = [_operation(call, plan) for call in plan.calls]
-        self._no_values = [None] * len(plan.slots.of)
+        self._no_values: list[Any] = [None] * len(plan.slots.of)
         self.act = self._act
         calls = plan.calls
         if (
@@ -296,8 +296,9 @@ def _tensors(function: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int
 
 def _sampling(call: SampleCall, slots: Slots) -> Operation:
     module = call.module
-    kind, constants = module.distribution_class, dict(module.distribution_kwargs)
-    names = [name[-1] if isinstance(name, tuple) else name for name in module.dist_keys]
+    kind: Any = module.distribution_class
+    constants: dict[str, Any] = dict(module.distribution_kwargs)
+    names: list[str] = [as_key(name)[-1] for name in module.dist_keys]
     sources = list(zip(names, slots.many(call.in_keys), strict=True))
     sample = slots[as_key(module.dist_sample_keys[0])]
     log_prob = slots[as_key(module.log_prob_key)] if module.return_log_prob else None

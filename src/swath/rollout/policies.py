@@ -82,12 +82,11 @@ def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[Poli
     if not callable(policy):
         raise TypeError(f"a policy must be callable, got {type(policy).__name__}; a factory goes to policy_factory=")
     if trust_policy or _is_compiled(policy) or _takes_tensordict(policy):
-        keys = [getattr(policy, name, None) for name in ("in_keys", "out_keys")]
-        in_keys, out_keys = (None if k is None else tuple(map(as_key, k)) for k in keys)
-        return [TensorDictCall(policy, in_keys, out_keys)]
-    declared = [getattr(policy, name, None) for name in ("in_keys", "out_keys")]
-    if all(keys is not None for keys in declared):
-        return [TensorCall(policy, *(tuple(map(as_key, keys)) for keys in declared))]
+        declared = [getattr(policy, name, None) for name in ("in_keys", "out_keys")]
+        return [TensorDictCall(policy, *(None if keys is None else tuple(map(as_key, keys)) for keys in declared))]
+    in_keys, out_keys = getattr(policy, "in_keys", None), getattr(policy, "out_keys", None)
+    if in_keys is not None and out_keys is not None:
+        return [TensorCall(policy, tuple(map(as_key, in_keys)), tuple(map(as_key, out_keys)))]
     return [TensorCall(policy, tuple(map(as_key, _match_parameters(policy, env.observation_keys))), None)]
 
 
@@ -140,7 +139,7 @@ def _match_parameters(policy: Any, observation_keys: Sequence[Any]) -> list[Any]
     )
 
 
-def _module_calls(module: TensorDictModuleBase, nested: bool = False) -> list[PolicyCall]:
+def _module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
     """A module's calls: taken apart where that gives the same, as one TensorDict call otherwise."""
     whole: list[PolicyCall] = [
         TensorDictCall(module, tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys)))

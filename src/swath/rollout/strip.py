@@ -41,8 +41,14 @@ class Column:
 
         Assigning to a slice of it is faster than NumPy's assignment and refuses another dtype or length.
         """
-        assert self.array is not None
-        return memoryview(self.array.reshape(-1))
+        return memoryview(self.in_numpy.reshape(-1))  # type: ignore[arg-type]
+
+    @property
+    def in_numpy(self) -> np.ndarray:
+        """``array``, where there must be one."""
+        if self.array is None:
+            raise TypeError(f"{self.field.key} on {self.field.device} as {self.field.dtype} cannot be seen by NumPy")
+        return self.array
 
     def take(self, row: int, env_ids: list[int]) -> np.ndarray | torch.Tensor:
         """A copy of some envs' entries of a row."""
