@@ -7,7 +7,7 @@ later.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,27 +65,36 @@ class Batch:
         self.leaves: dict[Key, torch.Tensor] = {}
         self.num_steps = -1
         self.filled = 0
+        self._reuses_memory = False
 
     def open(self, num_steps: int, reuse_memory: bool = False) -> None:
         """Begin a batch, in new memory: what was delivered before belongs to its consumer."""
         self.filled = 0
-        if reuse_memory and num_steps == self.num_steps:
-            return
+        if not (reuse_memory and num_steps == self.num_steps):
+            self.leaves = {}
         self.num_steps = num_steps
-        num_envs = self.layout.num_envs
-        self.leaves = {
-            f.key: torch.empty((num_envs, num_steps, *f.shape), dtype=f.dtype, device=f.device) for f in self.fields
-        }
+        self._reuses_memory = reuse_memory
+
+    def allocate(self) -> None:
+        size = (self.layout.num_envs, self.num_steps)
+        self.leaves = {f.key: torch.empty((*size, *f.shape), dtype=f.dtype, device=f.device) for f in self.fields}
 
     def steps_missing(self) -> int:
         return self.num_steps - self.filled
 
     def write(self, strip: Strip, boundaries: Boundaries, num_steps: int, version: int) -> None:
         """Add the first ``num_steps`` steps of a strip."""
-        at, end = self.filled, self.filled + num_steps
-        for key, value in strip_parts(strip, boundaries, self.layout, self.stamps, num_steps, version):
-            self.leaves[key][:, at:end].copy_(value)
-        self.filled = end
+        parts = strip_parts(strip, boundaries, self.layout, self.stamps, num_steps, version)
+        if num_steps == self.num_steps and not self._reuses_memory:
+            # The whole batch is one strip: copying and allocating in one call is what small batches live from.
+            self.leaves = {f.key: own_copy(parts[f.key], num_steps, self.layout.num_envs, f) for f in self.fields}
+            self.filled = num_steps
+            return
+        if not self.leaves:
+            self.allocate()
+        at, self.filled = self.filled, self.filled + num_steps
+        for key, part in parts.items():
+            self.leaves[key][:, at : self.filled].copy_(part.values)
 
     def close(self, num_envs: int | None = None) -> TensorDict:
         """What was written, as a TensorDict ``[*batch_size, steps]``; of the first ``num_envs`` only, where asked."""
@@ -108,37 +117,60 @@ def as_batch(tree: dict[str, Any], batch_size: torch.Size, device: torch.device 
     return TensorDict(tree, batch_size=batch_size, names=names, device=device)
 
 
+class Part(NamedTuple):
+    """A leaf of a strip, ``[num_envs, num_steps, *shape]`` or, where all frames have the same value, a scalar."""
+
+    values: torch.Tensor
+    #: Whether the values lie in memory of their own already.
+    is_new: bool = False
+
+
+def own_copy(part: Part, num_steps: int, num_envs: int, field: Field) -> torch.Tensor:
+    """A part as contiguous memory that nothing else uses."""
+    values = part.values
+    if values.dim() == 0:
+        return torch.full((num_envs, num_steps, *field.shape), values.item(), dtype=field.dtype, device=field.device)
+    if values.device != field.device:
+        return values.to(field.device).contiguous()
+    if part.is_new and values.is_contiguous():
+        return values
+    return values.clone(memory_format=torch.contiguous_format)
+
+
+NO_FLAG = torch.zeros((), dtype=torch.bool)
+
+
 def strip_parts(
     strip: Strip, boundaries: Boundaries, layout: Layout, stamps: Stamps, num_steps: int, version: int
-) -> list[tuple[Key, torch.Tensor]]:
-    """Every leaf of the first ``num_steps`` steps, as ``[num_envs, num_steps, *shape]`` (views where possible)."""
-    parts: list[tuple[Key, torch.Tensor]] = []
+) -> dict[Key, Part]:
+    """Every leaf of the first ``num_steps`` steps."""
+    parts: dict[Key, Part] = {}
     crossings = _Crossings(boundaries)
     for index, (key, column) in enumerate(strip.carried.items()):
-        parts.append((key, column.tensor[:num_steps].transpose(0, 1)))
+        parts[key] = Part(column.tensor[:num_steps].transpose(0, 1))
         if key in layout.policy_state or not stamps.compact_obs:
-            parts.append((("next", *key), crossings.next_of(column, index, num_steps)))
-    parts += [(key, c.tensor[:num_steps].transpose(0, 1)) for key, c in strip.outputs.items()]
-    parts += [(("next", *key), c.tensor[:num_steps].transpose(0, 1)) for key, c in strip.outcomes.items()]
-    terminated = torch.from_numpy(strip.terminated[:num_steps].T).unsqueeze(-1)
-    truncated = torch.from_numpy(strip.truncated[:num_steps].T).unsqueeze(-1)
-    flags = {"terminated": terminated, "done": terminated | truncated}
-    if layout.has_truncated:
-        flags["truncated"] = truncated
-    no_flag = torch.zeros((), dtype=torch.bool)
-    for name, flag in flags.items():
-        # A root is never at an episode's end: an env that ended was reset.
-        parts += [((name,), no_flag), (("next", name), flag)]
+            parts["next", *key] = crossings.next_of(column, index, num_steps)
+    for key, column in strip.outputs.items():
+        parts[key] = Part(column.tensor[:num_steps].transpose(0, 1))
+    for key, column in strip.outcomes.items():
+        parts["next", *key] = Part(column.tensor[:num_steps].transpose(0, 1))
+    ends = {"terminated": strip.terminated[:num_steps].T, "truncated": strip.truncated[:num_steps].T}
+    ends["done"] = ends["terminated"] | ends["truncated"]
+    for name, flags in ends.items():
+        if name != "truncated" or layout.has_truncated:
+            # A root is never at an episode's end: an env that ended was reset.
+            parts[name,] = Part(NO_FLAG)
+            parts["next", name] = Part(torch.from_numpy(flags).unsqueeze(-1), is_new=name == "done")
     if stamps.traj_ids or stamps.step_count:
         ids, first_rows = boundaries.ids_and_counts(num_steps)
         if stamps.traj_ids:
-            parts.append((TRAJ_IDS, torch.from_numpy(ids)))
+            parts[TRAJ_IDS] = Part(torch.from_numpy(ids), is_new=True)
         if stamps.step_count:
             count = torch.from_numpy(np.arange(num_steps) - first_rows).unsqueeze(-1)
-            parts += [(("step_count",), count), (("next", "step_count"), count + 1)]
+            parts["step_count",] = Part(count, is_new=True)
+            parts["next", "step_count"] = Part(count + 1, is_new=True)
     if stamps.policy_version:
-        made_by = torch.tensor(version)
-        parts += [(("policy_version",), made_by), (("next", "policy_version"), made_by)]
+        parts["policy_version",] = parts["next", "policy_version"] = Part(torch.tensor(version))
     return parts
 
 
@@ -150,14 +182,14 @@ class _Crossings:
         self._steps = [t for t, env_ids, _ in boundaries.starts for _ in env_ids]
         self._envs = [env for _, env_ids, _ in boundaries.starts for env in env_ids]
 
-    def next_of(self, column: Column, index: int, num_steps: int) -> torch.Tensor:
+    def next_of(self, column: Column, index: int, num_steps: int) -> Part:
         shifted = column.tensor[1 : num_steps + 1].transpose(0, 1)
         if not self._steps:
-            return shifted
+            return Part(shifted)
         after = shifted.clone(memory_format=torch.contiguous_format)
         last = [entry[index] for entry in self._entries]
         if column.array is None:
             after[self._envs, self._steps] = torch.cat(last)  # type: ignore[arg-type]
         else:
             after.numpy()[self._envs, self._steps] = np.concatenate(last)  # type: ignore[arg-type]
-        return after
+        return Part(after, is_new=True)

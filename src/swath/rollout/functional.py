@@ -55,6 +55,17 @@ def layers_of(module: Any) -> list[Any]:
     return [module]
 
 
+def stack_fingerprint(module: Any) -> list[Any]:
+    """Changes when a layer, the memory of a parameter, a hook or the autocast mode does."""
+    seen: list[Any] = [torch.is_autocast_enabled("cpu")]
+    for layer in layers_of(module):
+        known = _is_known(layer)
+        seen += (layer, known)  # modules compare by identity
+        if known:
+            seen += [p if p is None else (p.data_ptr(), p.shape) for p in layer._parameters.values()]
+    return seen
+
+
 def stack_functions(module: Any, *, result_leaves: bool = True) -> list[Function]:
     """A module of one input as a list of functions, equal to calling it.
 

@@ -19,7 +19,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from swath.errors import PolicyError, PolicyInputError, PolicyOutputError
-from swath.rollout.functional import layers_of, linear_into, stack_functions
+from swath.rollout.functional import layers_of, linear_into, stack_fingerprint, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, show
 from swath.rollout.policies import (
     PolicyCall,
@@ -175,16 +175,18 @@ class BoundPolicy:
             # Written under "next": that is the root of the following row.
             self._outputs.append((slots["next", *key], column.rows[1:], column.rows[0].shape, column.field))
         self._operations: list[Operation] = []
+        self._prepared_for: list[Any] | None = None
         self.act: Callable[[int], None] = self._act
 
     def prepare(self) -> None:
         """Read parameters, hooks and exploration type as they are now."""
         plan = self._plan
+        now = [fingerprint(call) for call in plan.calls]
+        if now == self._prepared_for:
+            return
+        self._prepared_for = now
         for call in plan.calls:  # every key gets its number before the operations are made
             plan.slots.many((*(call.in_keys or ()), *(call.out_keys or ())))
-        self._operations = [_operation(call, plan) for call in plan.calls]
-        self._no_values: list[Any] = [None] * len(plan.slots.of)
-        self.act = self._act
         calls = plan.calls
         if (
             len(calls) == 1
@@ -196,6 +198,10 @@ class BoundPolicy:
             and plan.device is None
         ):
             self.act = self._act_on_one_tensor(calls[0])
+            return
+        self._operations = [_operation(call, plan) for call in calls]
+        self._no_values: list[Any] = [None] * len(plan.slots.of)
+        self.act = self._act
 
     def _act(self, t: int) -> None:
         plan = self._plan
@@ -242,6 +248,15 @@ class BoundPolicy:
             outputs[t].copy_(value)
 
         return act
+
+
+def fingerprint(call: PolicyCall) -> Any:
+    """Changes whenever what was bound for a call may no longer be what calling it would use."""
+    if isinstance(call, TensorCall):
+        return stack_fingerprint(call.function)
+    if isinstance(call, SampleCall):
+        return call.draws_at_random
+    return None
 
 
 def refuse(field: Field, value: Any, shape: torch.Size, t: int) -> None:

@@ -34,6 +34,7 @@ class RaggedBatch:
         self._capacity = 2 * num_steps
         self._memory = Batch(layout, stamps, device)
         self._memory.open(self._capacity)
+        self._memory.allocate()
         self._delivered = Batch(layout, stamps, device)
         self._counts = np.zeros(layout.num_envs, dtype=np.int64)
         self._stepper = stepper
@@ -42,6 +43,8 @@ class RaggedBatch:
     def open(self, num_steps: int, reuse_memory: bool = False) -> None:
         self._wanted = num_steps
         self._delivered.open(num_steps, reuse_memory)
+        if not self._delivered.leaves:
+            self._delivered.allocate()
 
     def steps_missing(self) -> int:
         return max(0, self._wanted - int(self._counts.min()))
@@ -61,10 +64,9 @@ class RaggedBatch:
         envs, steps = np.nonzero(valid)
         columns = target[envs, steps]
         layout, stamps = self._memory.layout, self._memory.stamps
-        for key, value in strip_parts(strip, boundaries, layout, stamps, num_steps, version):
-            if value.ndim:
-                value = value[envs, steps]
-            self._memory.leaves[key][envs, columns] = value.to(self._memory.leaves[key].device)
+        for key, part in strip_parts(strip, boundaries, layout, stamps, num_steps, version).items():
+            values = part.values[envs, steps] if part.values.dim() else part.values
+            self._memory.leaves[key][envs, columns] = values.to(self._memory.leaves[key].device)
         self._counts += valid.sum(axis=1)
         for env in overflowing.tolist():
             # Full: mark the last frame kept. What comes once there is room is another trajectory.
