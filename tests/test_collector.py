@@ -753,3 +753,50 @@ def test_stats() -> None:
     stats = collector.stats()
     assert (stats["frames"], stats["batches"], stats["completed"], stats["num_envs"]) == (8, 2, True, 2)
     assert stats["fps"] > 0
+
+
+def test_random_actions_follow_the_action_mask() -> None:
+    class Masked(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = gymnasium.spaces.Dict(
+                observation=self.observation_space, action_mask=gymnasium.spaces.MultiBinary(3)
+            )
+
+        def _observe(self, action: float) -> Any:
+            mask = self.np_random.permutation([1, 1, 0]).astype("int8")
+            return {"observation": super()._observe(action), "action_mask": mask}
+
+    for categorical in (False, True):
+        env = SerialEnv(2, lambda categorical=categorical: GymWrapper(Masked(), categorical))
+        policy = (lambda observation, action_mask: action_mask.argmax(-1)) if categorical else None
+        (batch,) = collect(env, policy, frames_per_batch=200, total_frames=200, init_random_frames=151)
+        choice = batch["action"] if categorical else batch["action"].argmax(-1)
+        assert bool(batch["action_mask"].gather(-1, choice.unsqueeze(-1)).all())
+        assert choice.unique().tolist() == [0, 1, 2]
+    data = GymWrapper(Masked(), categorical_action_encoding=True).rollout(50)
+    assert bool(data["action_mask"].gather(-1, data["action"].unsqueeze(-1)).all())
+
+
+def test_methods_that_reach_workers_reach_this_process() -> None:
+    collector = Collector(make_env(2), deterministic(), frames_per_batch=8, replay_buffer=None)
+    assert collector.get_distant_attr("env.num_workers") == [2]
+    assert collector.map_fn("env.set_seed", [(3,)]) == [collector.env.set_seed(3)]
+    with pytest.raises(ValueError, match="2 entries for 1 worker"):
+        collector.map_fn("env.set_seed", [(3,), (4,)])
+    fake, real = collector.fake_tensordict(), collector.rollout()
+    assert fake.shape == real.shape
+    for key in real.keys(True, True):
+        assert fake.get(key).dtype == real.get(key).dtype
+        assert not fake.get(key).any()
+
+
+def test_profile(tmp_path: Any) -> None:
+    collector = Collector(make_env(2), deterministic(), frames_per_batch=8, total_frames=40)
+    with pytest.raises(ValueError, match="nothing is profiled"):
+        collector.enable_profile(num_rollouts=1, warmup_rollouts=1)
+    collector.enable_profile(num_rollouts=3, warmup_rollouts=1, save_path=tmp_path / "trace.json")
+    list(collector)
+    assert "addmm" in (tmp_path / "trace.json").read_text()
+    with pytest.raises(RuntimeError, match="before the first batch"):
+        collector.enable_profile()

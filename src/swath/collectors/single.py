@@ -17,6 +17,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from swath.collectors.base import BaseCollector, Budget, Postprocessing
 from swath.collectors.devices import DeviceLike, Devices, parameter_devices
+from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import RandomStream
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.collectors.weights import apply_weights, choose_source
@@ -153,6 +154,7 @@ class Collector(BaseCollector):
         self.exploration_type = None if exploration_type is None else InteractionType(exploration_type)
         self.reset_at_each_iter = reset_at_each_iter
         self.return_same_td = return_same_td
+        self._profiler: RolloutProfiler | None = None
         self._stop = None if interruptor is None else interruptor.collection_stopped
         self._no_cuda_sync = no_cuda_sync
 
@@ -222,7 +224,9 @@ class Collector(BaseCollector):
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
         if self.reset_at_each_iter and self._iter:
             self._restart()
-        with self._in_force():
+        if self._profiler is not None and self._profiler.finished:
+            self._profiler = None
+        with self._in_force(), self._profiler.rollout() if self._profiler else contextlib.nullcontext():
             batch = self._rollout.collect(
                 num_steps,
                 policy_version=self._policy_version,
@@ -364,6 +368,44 @@ class Collector(BaseCollector):
 
     def getattr_env(self, name: str) -> Any:
         return getattr(self.env, name)
+
+    def getattr_rb(self, name: str) -> Any:
+        return getattr(self.replay_buffer, name)
+
+    def get_distant_attr(self, path: str) -> list[Any]:
+        """An attribute of this collector by its dotted path, for each worker: here, for the one there is."""
+        value: Any = self
+        for name in path.split("."):
+            value = getattr(value, name)
+        return [value]
+
+    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Call ``path`` (such as ``"env.close"``) where the envs are: here, in this process."""
+        return self.get_distant_attr(path)[0](*args, **kwargs)
+
+    def map_fn(
+        self, name: str, list_of_args: Sequence[Any] | None = None, list_of_kwargs: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Call a method of each worker with its own arguments: here, of the one there is."""
+        for what, given in (("list_of_args", list_of_args), ("list_of_kwargs", list_of_kwargs)):
+            if given is not None and len(given) != 1:
+                raise ValueError(f"map_fn: {what} has {len(given)} entries for 1 worker")
+        args = list_of_args[0] if list_of_args else ()
+        kwargs = list_of_kwargs[0] if list_of_kwargs else {}
+        return [self.cascade_execute(name, *args, **kwargs)]
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """Zeros with every key, shape and dtype of a batch."""
+        return self._rollout.blank_batch(self._budget.steps_per_batch)
+
+    def enable_profile(self, **config: Any) -> None:
+        """Profile the first rollouts with torch's profiler; see ``ProfileConfig`` for the arguments."""
+        if self._iter:
+            raise RuntimeError("enable_profile must be called before the first batch is collected")
+        self._profiler = RolloutProfiler(ProfileConfig(**config))
+
+    def disable_profile(self) -> None:
+        self._profiler = None
 
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.specs import Categorical, Composite, NestedKey, Spec, Unbounded
+from swath.envs.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
 from swath.envs.step import complete_flags, next_root, stack_steps
 from swath.errors import EnvClosed, EnvDataError
 from swath.rollout.layout import CPU, Field, Layout, as_key, show
@@ -290,10 +290,14 @@ class EnvBase:
         return self.reset(tensordict.set("_reset", done.clone()))
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write a random action."""
+        """Write a random action; where ``tensordict`` has an ``action_mask``, one that it allows."""
         if tensordict is None:
             tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        return tensordict.update(self.full_action_spec.rand())
+        drawn = self.full_action_spec.rand()
+        mask = tensordict.get("action_mask", None)
+        if mask is not None and isinstance(self.action_spec, (OneHot, Categorical)):
+            drawn = drawn.set(self.action_key, masked_rand(self.action_spec, mask))
+        return tensordict.update(drawn)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Step with a random action."""

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, unravel_key
+from tensordict import TensorDict
+
+from swath.rollout.layout import as_key
 
 __all__ = [
     "Binary",
@@ -240,6 +242,17 @@ class OneHot(Spec):
         return bool((value.sum(-1) == 1).all() and ((value == 0) | (value == 1)).all())
 
 
+def masked_rand(spec: OneHot | Categorical, mask: torch.Tensor) -> torch.Tensor:
+    """A random choice among those that ``mask`` (``[..., n]``) allows, as ``spec`` encodes it.
+
+    >>> masked_rand(OneHot(3), torch.tensor([False, True, False]))
+    tensor([0, 1, 0])
+    """
+    weights = mask.reshape(-1, spec.n).to(torch.float32)
+    choice = torch.multinomial(weights, 1).reshape(mask.shape[:-1])
+    return spec.encode(choice) if isinstance(spec, OneHot) else choice.to(spec.dtype)
+
+
 class MultiCategorical(Spec):
     """Several integers, the i-th in ``[0, nvec[i])``."""
 
@@ -309,20 +322,20 @@ class Composite:
                 self[key] = spec
 
     def __setitem__(self, key: NestedKey, spec: Any) -> None:
-        key = unravel_key(key)
+        first, *rest = as_key(key)
         if isinstance(spec, dict):
             spec = Composite(spec, shape=self.shape, device=self.device)
-        if isinstance(key, str):
-            self._specs[key] = spec
+        if not rest:
+            self._specs[first] = spec
             return
-        inner = self._specs.setdefault(key[0], Composite(shape=self.shape, device=self.device))
-        inner[key[1:]] = spec
+        inner = self._specs.setdefault(first, Composite(shape=self.shape, device=self.device))
+        inner[tuple(rest)] = spec
 
     def __getitem__(self, key: NestedKey) -> Any:
-        key = unravel_key(key)
-        if isinstance(key, str):
-            return self._specs[key]
-        return self._specs[key[0]][key[1:]]
+        first, *rest = as_key(key)
+        if not rest:
+            return self._specs[first]
+        return self._specs[first][tuple(rest)]
 
     def get(self, key: NestedKey, default: Any = None) -> Any:
         try:
@@ -340,11 +353,11 @@ class Composite:
         return self
 
     def __delitem__(self, key: NestedKey) -> None:
-        key = unravel_key(key)
-        if isinstance(key, str):
-            del self._specs[key]
+        first, *rest = as_key(key)
+        if not rest:
+            del self._specs[first]
         else:
-            del self._specs[key[0]][key[1:]]
+            del self._specs[first][tuple(rest)]
 
     def __contains__(self, key: NestedKey) -> bool:
         return self.get(key) is not None

@@ -52,6 +52,8 @@ class Rollout:
         action_specs: dict[Any, Any] | None = None,
     ) -> None:
         self._env = env
+        self._stamps = stamps
+        self._device = device
         self.strip = strip = Strip.fitting(layout, num_steps)
         self.num_envs = layout.num_envs
         self._stepper = env.bind(strip)
@@ -137,6 +139,14 @@ class Rollout:
             self._rewind()
         return batch.close(num_envs)
 
+    def blank_batch(self, num_steps: int) -> TensorDict:
+        """A batch of zeros."""
+        batch = Batch(self.strip.layout, self._stamps, self._device)
+        batch.open(num_steps)
+        batch.allocate()
+        batch.filled = num_steps
+        return batch.close().zero_()
+
     def salvage(self) -> TensorDict:
         """After a step raised: the steps of the unfinished batch that all envs completed."""
         if self._taken:
@@ -146,14 +156,15 @@ class Rollout:
 
     def _next_stretch(self, length: int) -> tuple[Callable[[int], None], int, int | None]:
         """What to do for how many steps, and how many of their frames are random (None: all)."""
+        draw = self._random.act if self._random.follows_mask else _drawn_already
         if self._policy is None:
             self._random.fill(length)
-            return _drawn_already, length, 0
+            return draw, length, 0
         random_steps, mixed = divmod(self.random_frames_left, self.num_envs)
         if random_steps:
             length = min(length, random_steps)
             self._random.fill(length)
-            return _drawn_already, length, None
+            return draw, length, None
         if mixed:
             act = self._policy.act
             fillers = getattr(self._env, "awaiting_reset", ())

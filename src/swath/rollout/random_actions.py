@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from swath.envs.specs import Categorical, OneHot, masked_rand
 from swath.rollout.layout import as_key
 from swath.rollout.strip import Column, Strip
 
@@ -18,6 +19,18 @@ class RandomActions:
         drawn = [column for _, column in self._actions]
         self._others = [column for column in strip.outputs.values() if column not in drawn]
         self._state = [strip.carried[key] for key in strip.layout.policy_state]
+        #: Where the env says which actions are allowed: that changes with every step.
+        self._mask = _mask_for(self._actions, strip)
+
+    @property
+    def follows_mask(self) -> bool:
+        return self._mask is not None
+
+    def act(self, t: int) -> None:
+        """Row ``t`` of all envs, among the actions that are allowed in it."""
+        assert self._mask is not None
+        ((spec, column),) = self._actions
+        column.tensor[t] = masked_rand(spec, self._mask.tensor[t]).to(column.tensor)
 
     def fill(self, num_steps: int) -> None:
         """Rows 0 to ``num_steps`` of all envs."""
@@ -33,8 +46,19 @@ class RandomActions:
         """Row ``t`` of these envs, over what the policy wrote."""
         for spec, column in self._actions:
             row = column.tensor[t]
-            row[env_ids] = spec.rand().reshape(row.shape)[env_ids].to(row)
+            drawn = spec.rand().reshape(row.shape) if self._mask is None else masked_rand(spec, self._mask.tensor[t])
+            row[env_ids] = drawn[env_ids].to(row)
         for column in self._others:
             column.tensor[t, env_ids] = 0
         for column in self._state:
             column.tensor[t + 1, env_ids] = 0
+
+
+def _mask_for(actions: list[tuple[Any, Column]], strip: Strip) -> Column | None:
+    """The env's ``action_mask``, if it has one that fits its only action."""
+    mask = strip.carried.get(("action_mask",))
+    if mask is None or len(actions) != 1:
+        return None
+    spec, _ = actions[0]
+    fits = isinstance(spec, (OneHot, Categorical)) and mask.field.shape == (spec.n,)
+    return mask if fits else None
