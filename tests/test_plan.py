@@ -365,6 +365,58 @@ def test_exploration_type_is_honoured(make: Callable[[], Any], exploration: Inte
     compare(make(), make_env("", 3), exploration)
 
 
+@pytest.mark.parametrize("num_envs", [None, 1, 5])
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (torch.distributions.Categorical, ["logits"]),
+        (torch.distributions.Categorical, ["probs"]),
+        (torch.distributions.OneHotCategorical, ["logits"]),
+        (torch.distributions.Normal, ["loc", "scale"]),
+        (torch.distributions.Laplace, ["loc", "scale"]),
+    ],
+)
+@pytest.mark.parametrize("return_log_prob", [True, False])
+def test_distributions(kind: Any, names: list[str], num_envs: int | None, return_log_prob: bool) -> None:
+    class Parameters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets = nn.ModuleList(mlp(4, 3) for _ in names)
+
+        def forward(self, observation: torch.Tensor) -> Any:
+            values = [net(observation) for net in self.nets]
+            if names == ["probs"]:
+                return values[0].exp()
+            return values[0] if len(names) == 1 else (values[0], values[1].exp())
+
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(Parameters(), in_keys=["observation"], out_keys=names),
+        ProbabilisticTensorDictModule(
+            in_keys=names, out_keys=["action"], distribution_class=kind, return_log_prob=return_log_prob
+        ),
+    )
+    integers = kind is torch.distributions.Categorical
+    if num_envs is None:
+        env: EnvBase = GymWrapper(CountingEnv(), integers)
+    else:
+        env = SerialEnv(num_envs, lambda: GymWrapper(CountingEnv(), integers))
+    compare(policy, env)
+
+
+@pytest.mark.parametrize("make", [stochastic, normal_actor])
+def test_invalid_parameters_raise_what_the_distribution_raises(make: Callable[[], Any]) -> None:
+    policy = make()
+    policy.module[1].distribution_kwargs.clear()  # with torch's own checks
+    env = make_env("", 2)
+    collector = Collector(env, policy, frames_per_batch=4)
+    batches = iter(collector)
+    next(batches)
+    for parameter in policy.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        next(batches)
+
+
 def test_common_policies_are_called_on_tensors() -> None:
     for make, kinds in [
         (deterministic, [TensorCall]),

@@ -15,23 +15,8 @@ from tensordict import TensorDict, TensorDictBase
 from swath.envs.base import EnvBase
 from swath.errors import EnvDataError
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import CPU, Field, Layout, as_key, show
+from swath.rollout.layout import CPU, Field, Layout, as_key, nested, show
 from swath.rollout.strip import Strip
-
-
-def nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """``{("a", "b"): x}`` as ``{"a": {"b": x}}``.
-
-    >>> nested({("a", "b"): 1, ("c",): 2})
-    {'a': {'b': 1}, 'c': 2}
-    """
-    tree: dict[str, Any] = {}
-    for (*path, name), leaf in leaves.items():
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[name] = leaf
-    return tree
 
 
 class RowEnv(EnvBase):

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from swath.rollout.boundaries import Boundaries
-from swath.rollout.layout import CPU, Field, Key, Layout
+from swath.rollout.layout import CPU, Field, Key, Layout, nested
 from swath.rollout.strip import Column, Strip
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
@@ -100,21 +100,12 @@ class Batch:
         """What was written, as a TensorDict ``[*batch_size, steps]``; of the first ``num_envs`` only, where asked."""
         lead = self.layout.batch_size if num_envs is None else torch.Size([num_envs])
         steps = self.filled
-        tree: dict[str, Any] = {}
-        for key, leaf in self.leaves.items():
-            if steps != self.num_steps or num_envs is not None:
-                leaf = leaf[: lead.numel(), :steps].contiguous()
-            node = tree
-            for part in key[:-1]:
-                node = node.setdefault(part, {})
-            node[key[-1]] = leaf.view(*lead, steps, *leaf.shape[2:])
-        return as_batch(tree, torch.Size([*lead, steps]), self.device)
-
-
-def as_batch(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
-    """A tree of leaves as a TensorDict whose last dimension is named "time"."""
-    names: Any = [None] * (len(batch_size) - 1) + ["time"]
-    return TensorDict(tree, batch_size=batch_size, names=names, device=device)
+        leaves = self.leaves
+        if steps != self.num_steps or num_envs is not None:
+            leaves = {key: leaf[: lead.numel(), :steps].contiguous() for key, leaf in leaves.items()}
+        tree = nested({key: leaf.view(*lead, steps, *leaf.shape[2:]) for key, leaf in leaves.items()})
+        names: Any = [None] * len(lead) + ["time"]
+        return TensorDict(tree, batch_size=(*lead, steps), names=names, device=self.device)
 
 
 class Part(NamedTuple):

@@ -38,6 +38,21 @@ def show(key: Key) -> str:
     return repr(key[0]) if len(key) == 1 else repr(key)
 
 
+def nested(leaves: dict[Key, Any]) -> dict[str, Any]:
+    """``{("a", "b"): x}`` as ``{"a": {"b": x}}``.
+
+    >>> nested({("a", "b"): 1, ("c",): 2})
+    {'a': {'b': 1}, 'c': 2}
+    """
+    tree: dict[str, Any] = {}
+    for (*path, name), leaf in leaves.items():
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree
+
+
 @dataclass(frozen=True)
 class Field:
     """One key: the shape and dtype of a single env's entry."""

@@ -20,7 +20,7 @@ from torch import nn
 
 from swath.errors import PolicyError, PolicyInputError, PolicyOutputError
 from swath.rollout.functional import layers_of, linear_into, stack_fingerprint, stack_functions
-from swath.rollout.layout import Field, Key, Layout, as_key, show
+from swath.rollout.layout import Field, Key, Layout, as_key, nested, show
 from swath.rollout.policies import (
     PolicyCall,
     SampleCall,
@@ -30,16 +30,11 @@ from swath.rollout.policies import (
     policy_calls,
 )
 from swath.rollout.recurrence import first_states, unknown_state
+from swath.rollout.sampling import sampler_for
 from swath.rollout.strip import Strip
 
 #: A step of the plan: reads and writes entries of a list of values, one entry a key.
 Operation = Callable[[list[Any]], None]
-
-
-def nested(leaves: dict[Key, Any]) -> dict[str, Any]:
-    from swath.envs.rows import nested as nest
-
-    return nest(leaves)
 
 
 class Slots:
@@ -318,7 +313,16 @@ def _sampling(call: SampleCall, slots: Slots) -> Operation:
     sample = slots[as_key(module.dist_sample_keys[0])]
     log_prob = slots[as_key(module.log_prob_key)] if module.return_log_prob else None
 
+    direct = sampler_for(kind, names, constants)
+
     def run(values: list[Any]) -> None:
+        if direct is not None:
+            drawn = direct(**{name: values[slot] for name, slot in sources})
+            if drawn is not None:
+                values[sample] = drawn[0]
+                if log_prob is not None:
+                    values[log_prob] = drawn[1]
+                return
         distribution = kind(**{name: values[slot] for name, slot in sources}, **constants)
         drawn = distribution.rsample() if distribution.has_rsample else distribution.sample()
         values[sample] = drawn

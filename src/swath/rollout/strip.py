@@ -25,10 +25,10 @@ class Column:
 
     __slots__ = ("array", "field", "rows", "tensor")
 
-    def __init__(self, field: Field, num_rows: int, batch_size: torch.Size, memory: torch.Tensor | None = None):
+    def __init__(self, field: Field, num_rows: int, batch_size: torch.Size) -> None:
         size = (num_rows, batch_size.numel(), *field.shape)
         self.field = field
-        self.tensor = torch.zeros(size, dtype=field.dtype, device=field.device) if memory is None else memory.view(size)
+        self.tensor = torch.zeros(size, dtype=field.dtype, device=field.device)
         self.rows: Sequence[torch.Tensor] = self.tensor.view(num_rows, *batch_size, *field.shape).unbind(0)
         #: The same memory as NumPy sees it; None where NumPy cannot (another device, bfloat16).
         self.array: np.ndarray | None = None
