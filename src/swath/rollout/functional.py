@@ -111,6 +111,11 @@ def stack_functions(module: Any, *, result_leaves: bool = True) -> list[Function
     return functions
 
 
+def is_known_stack(module: Any) -> bool:
+    """Whether every layer of a stack is known, so that nothing in it keeps what it is given."""
+    return all(_is_known(layer) for layer in layers_of(module))
+
+
 def _escapes(following: list[Any], result_leaves: bool) -> bool:
     """Whether a result's memory is seen outside: by a layer that is not known (it might keep it), or at the end."""
     for layer in following:
@@ -135,9 +140,18 @@ def _is_known(layer: Any) -> bool:
 def _linear(layer: nn.Linear, *, reuse_memory: bool) -> Function:
     """``nn.Linear`` without its detours: on one or two dimensions it is ``addmv`` or ``addmm``."""
     weight, bias = layer.weight, layer.bias
-    if not reuse_memory or bias is None or not _is_simple(weight):
+    if bias is None or not _is_simple(weight):
         return lambda x: F.linear(x, weight, bias)
     size, weight_t, addmm, addmv = weight.shape[0], weight.t(), torch.addmm, torch.addmv
+
+    def into_new_memory(x: torch.Tensor) -> torch.Tensor:
+        dims = x.dim()
+        if dims == 1:
+            return addmv(bias, weight, x)
+        return addmm(bias, x, weight_t) if dims == 2 else F.linear(x, weight, bias)
+
+    if not reuse_memory:
+        return into_new_memory
     vector = weight.new_empty(size)
     matrix = weight.new_empty((1, size))
 

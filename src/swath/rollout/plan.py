@@ -19,7 +19,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from swath.errors import PolicyError, PolicyInputError, PolicyOutputError
-from swath.rollout.functional import layers_of, linear_into, stack_fingerprint, stack_functions
+from swath.rollout.functional import is_known_stack, layers_of, linear_into, stack_fingerprint, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, nested, show
 from swath.rollout.policies import (
     PolicyCall,
@@ -194,7 +194,11 @@ class BoundPolicy:
         ):
             self.act = self._act_on_one_tensor(calls[0])
             return
-        self._operations = [_operation(call, plan) for call in calls]
+        # Where no code but ours sees what goes from call to call, it may lie in reused memory.
+        ours = all(
+            isinstance(c, SampleCall) or (isinstance(c, TensorCall) and is_known_stack(c.function)) for c in calls
+        )
+        self._operations = [_operation(call, plan, reuse_memory=ours) for call in calls]
         self._no_values: list[Any] = [None] * len(plan.slots.of)
         self.act = self._act
 
@@ -269,7 +273,7 @@ def refuse(field: Field, value: Any, shape: torch.Size, t: int) -> None:
 # -- operations ----------------------------------------------------------------------------------------------------
 
 
-def _operation(call: PolicyCall, plan: PolicyPlan) -> Operation:
+def _operation(call: PolicyCall, plan: PolicyPlan, *, reuse_memory: bool) -> Operation:
     slots = plan.slots
     if isinstance(call, SampleCall) and call.draws_at_random:
         return _sampling(call, slots)
@@ -277,7 +281,7 @@ def _operation(call: PolicyCall, plan: PolicyPlan) -> Operation:
         assert call.out_keys is not None
         ins, outs = slots.many(call.in_keys), slots.many(call.out_keys)
         if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
-            return _stack(stack_functions(call.function), ins[0], outs[0])
+            return _stack(stack_functions(call.function, result_leaves=not reuse_memory), ins[0], outs[0])
         return _tensors(call.function, ins, outs)
     return _tensordict(call, plan)
 

@@ -26,21 +26,23 @@ def sampler_for(kind: Any, parameter_names: list[str], constants: dict[str, Any]
     return _SAMPLERS.get((kind, frozenset(parameter_names)))
 
 
-def _has_nan(values: torch.Tensor) -> bool:
-    # A sum is NaN if any entry is; infinities of both signs make one, too, and are then looked at closely.
-    total = values.sum().item()
+def _is_nan(total: float) -> bool:
     return total != total
 
 
 def _choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Indices ``[..., 1]`` and normalised logits, as ``Categorical`` does it."""
-    if _has_nan(logits):
+    """Indices ``[..., 1]`` and normalised logits, as ``Categorical`` does it.
+
+    ``logsumexp`` and ``multinomial`` are written out, because their own checks cost more than they compute.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    total = (logits - largest).exp_().sum(-1, keepdim=True).log_().add_(largest)
+    if _is_nan(total.sum().item()):
         return None
-    logits = logits - logits.logsumexp(dim=-1, keepdim=True)
+    logits = logits - total
     probabilities = torch.softmax(logits, dim=-1)
-    size = probabilities.size(-1)
-    drawn = torch.multinomial(probabilities.reshape(-1, size), 1, True).T
-    return drawn.reshape(logits.shape[:-1]).unsqueeze(-1), logits
+    race = torch.empty_like(probabilities).exponential_(1)
+    return torch.div(probabilities, race, out=race).argmax(-1, keepdim=True), logits
 
 
 def _categorical(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -63,12 +65,12 @@ _LOG_SQRT_TWO_PI = math.log(math.sqrt(2 * math.pi))
 
 
 def _normal(loc: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if loc.shape != scale.shape or _has_nan(loc) or not scale.min().item() > 0:
+    if loc.shape != scale.shape:
         return None
-    noise = torch.normal(torch.zeros_like(loc), torch.ones_like(loc))
-    sample = loc + noise * scale
+    sample = loc + torch.empty_like(loc).normal_() * scale
     log_prob = -((sample - loc) ** 2) / (2 * scale**2) - scale.log() - _LOG_SQRT_TWO_PI
-    return sample, log_prob
+    # Not a number, a scale of zero, a negative scale: each shows here.
+    return None if _is_nan(log_prob.sum().item()) else (sample, log_prob)
 
 
 _SAMPLERS: dict[tuple[Any, frozenset[str]], Sampler] = {
