@@ -700,6 +700,62 @@ def test_an_env_that_breaks_is_named_and_nothing_is_lost(how: str, error: type[E
     assert whole["next", "observation"][:, :, 1].tolist() == [[1, 2, 3, 4, 5]] * 2
 
 
+def test_a_reset_that_raises_loses_nothing() -> None:
+    class BreaksInReset(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            if self.episode == 4:
+                raise ZeroDivisionError("fifth reset")
+            return super().reset(**kwargs)
+
+    collector = Collector(seeded_env := GymWrapper(BreaksInReset(9)), deterministic(), frames_per_batch=100)
+    with pytest.raises(ZeroDivisionError, match="fifth reset"):
+        next(iter(collector))
+    assert seeded_env.is_closed
+    partial = collector.partial_batch
+    assert partial is not None
+    assert partial["collector", "traj_ids"].unique().tolist() == [0, 1, 2, 3]
+    assert int(partial["next", "done"].sum()) == 3
+    assert torch.equal(partial["next", "observation"][:, 1], partial["observation"][:, 1] + 1)
+
+
+def test_an_env_that_raises_at_once_leaves_an_empty_batch() -> None:
+    class BreaksAtOnce(CountingEnv):
+        def step(self, action: Any) -> Any:
+            raise ZeroDivisionError
+
+    collector = Collector(GymWrapper(BreaksAtOnce()), frames_per_batch=8)
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(iter(collector))
+    assert collector.partial_batch is not None
+    assert collector.partial_batch.shape == (0,)
+    assert "partial_batch" not in "".join(caught.value.__notes__)
+
+
+def test_ctrl_c_leaves_a_collector_that_can_go_on() -> None:
+    class Interrupted(CountingEnv):
+        total = 0
+
+        def step(self, action: Any) -> Any:
+            self.total += 1
+            if self.total == 13:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    env = GymWrapper(Interrupted(10**6))
+    collector = Collector(env, deterministic(), frames_per_batch=8, total_frames=24)
+    batches = []
+    with pytest.raises(KeyboardInterrupt):
+        batches.extend(collector)
+    assert collector.partial_batch is not None
+    assert collector.partial_batch["next", "observation"][:, 1].tolist() == [9, 10, 11, 12]
+    assert not env.is_closed
+    rest = list(collector)
+    assert sum(batch.numel() for batch in rest) == 16
+    data = torch.cat(rest)
+    assert data["observation"][:, 1].tolist() == list(range(16))
+    assert data["collector", "traj_ids"].unique().tolist() == [1]
+
+
 def test_an_env_that_raises_in_its_constructor_or_reset() -> None:
     def broken() -> EnvBase:
         raise ZeroDivisionError("constructor")

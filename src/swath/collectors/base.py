@@ -188,8 +188,8 @@ class BaseCollector(IterableDataset):
                     self.replay_buffer.extend(batch)
                     batch = None
         except BaseException as error:
-            if isinstance(error, Exception):
-                self._keep_what_is_left(error)
+            self._keep_what_is_left(error)
+            if isinstance(error, Exception):  # Ctrl-C leaves the collector open, to go on with new episodes
                 self.shutdown(raise_on_error=False)
             raise
         self._seconds += time.perf_counter() - started
@@ -206,7 +206,7 @@ class BaseCollector(IterableDataset):
         return batch
 
     def _count(self, batch: TensorDictBase) -> TensorDictBase:
-        self._frames += batch.numel()
+        self._frames += batch.batch_size.numel()
         self._iter += 1
         if self._postprocessing.check_finite:
             require_finite(batch)
@@ -217,15 +217,16 @@ class BaseCollector(IterableDataset):
             last.set_("done", truncated)
         return batch
 
-    def _keep_what_is_left(self, error: Exception) -> None:
+    def _keep_what_is_left(self, error: BaseException) -> None:
         try:
             self.partial_batch = self._salvage()
         except Exception:  # what failed first is what the user must see
             self.partial_batch = None
-        if self.partial_batch is not None and self.partial_batch.numel():
+        left = 0 if self.partial_batch is None else self.partial_batch.batch_size.numel()
+        if left:
             error.add_note(
-                f"swath: {self._frames:,} frames were delivered before this; {self.partial_batch.numel():,} more, "
-                "complete up to the failing step, are in collector.partial_batch"
+                f"swath: {self._frames:,} frames were delivered before this; {left:,} more, complete up to the failing "
+                "step, are in collector.partial_batch"
             )
 
     def __len__(self) -> int:

@@ -354,7 +354,7 @@ class Collector(BaseCollector):
         self._policy_version = state_dict["policy_version"]
         self._rollout.random_frames_left = state_dict["random_frames_left"]
         self._random_stream.load_state_dict(state_dict["random_state"])
-        self._rollout.forget_ids()
+        self._rollout.abandon()
         self._restart()
         self._iterator = None
 

@@ -457,6 +457,7 @@ class GymEnv(GymWrapper):
         frame_skip: int | None = None,
         device: torch.device | str | None = None,
         info_keys: Sequence[str] | Mapping[str, Spec] = (),
+        num_envs: None = None,  # a number is for __new__, which then makes a SerialEnv
         **make_kwargs: Any,
     ) -> None:
         if from_pixels:
@@ -484,7 +485,7 @@ def make_gym_env(env_name: str, **kwargs: Any) -> gymnasium.Env:
         gymnasium.error.NamespaceNotFound,
         gymnasium.error.VersionNotFound,
     ) as error:
-        near = difflib.get_close_matches(env_name, list(gymnasium.registry), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(env_name, list(gymnasium.registry), n=3, cutoff=0.6)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise type(error)(f"there is no env {env_name!r}{hint}") from None
     except gymnasium.error.DependencyNotInstalled as error:

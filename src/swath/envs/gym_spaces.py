@@ -2,7 +2,7 @@
 
 An observation leaf is written as a flat buffer of the exact dtype and length, so a leaf only needs ``prepare``: a
 function from what the env returned to such a buffer (None where it is one already). An action leaf needs
-``decode``: a function from a row ``[num_envs, *shape]`` to one value per env.
+``decode``: a function from a row ``[num_envs, *shape]`` to an array with one value per env.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ActionLeaf:
     key: Key
     path: tuple[str | int, ...]
     spec: Spec
-    decode: Callable[[np.ndarray], Any]
+    decode: Callable[[np.ndarray], np.ndarray]
 
 
 def torch_dtype(dtype: Any, where: str) -> torch.dtype:
@@ -180,7 +180,7 @@ def action_leaves(space: spaces.Space, categorical: bool) -> list[ActionLeaf]:
     return leaves
 
 
-def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], Any]:
+def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], np.ndarray]:
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         # NumPy integers, as space.sample() gives: Discrete.contains, which many envs call, is slower on Python's.
@@ -192,20 +192,25 @@ def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], A
     if isinstance(space, spaces.MultiDiscrete):
         start, dtype = np.asarray(space.start), space.dtype
         if categorical:
-            return lambda row: list((row + start).astype(dtype))
+            return lambda row: (row + start).astype(dtype)
         cuts = np.cumsum(space.nvec.reshape(-1))[:-1]
         shape = space.shape
 
-        def choices(row: np.ndarray) -> list[np.ndarray]:
+        def choices(row: np.ndarray) -> np.ndarray:
             picked = np.stack([part.argmax(-1) for part in np.split(row, cuts, axis=-1)], -1)
-            return list((picked.reshape(len(row), *shape) + start).astype(dtype))
+            return (picked.reshape(len(row), *shape) + start).astype(dtype)
 
         return choices
-    # astype copies, also when the dtype fits: an env may keep the action it was given.
-    return lambda row: list(row.astype(space.dtype))
+    dtype = space.dtype
+
+    def copied(row: np.ndarray) -> np.ndarray:
+        # Always a copy: an env may keep the action it was given, and the row is written again.
+        return row.copy() if row.dtype == dtype else row.astype(dtype)
+
+    return copied
 
 
-def action_builder(space: spaces.Space, leaves: Sequence[ActionLeaf]) -> Callable[[list[Sequence[Any]], int], Any]:
+def action_builder(space: spaces.Space, leaves: Sequence[ActionLeaf]) -> Callable[[list[np.ndarray], int], Any]:
     """How to put one env's decoded leaves back together: ``build(decoded, env)``."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return lambda decoded, env: decoded[0][env]

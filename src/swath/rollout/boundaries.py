@@ -80,9 +80,11 @@ class Boundaries:
     def cross(self, t: int, env_ids: list[int]) -> None:
         """Step t was the last of an episode in these envs."""
         row = t + 1
-        self.last_entries.append([column.take(row, env_ids) for column in self._strip.carried.values()])
-        self.starts.append((t, env_ids, self._ids.draw(len(env_ids))))
+        last = [column.take(row, env_ids) for column in self._strip.carried.values()]
         self._stepper.reset(row, env_ids)
+        # After the reset, which may raise: what is recorded here must be complete.
+        self.last_entries.append(last)
+        self.starts.append((t, env_ids, self._ids.draw(len(env_ids))))
         for column in self._policy_state:
             column.tensor[row, env_ids] = 0
 
@@ -101,6 +103,12 @@ class Boundaries:
                 ids[env, t + 1 :] = new_id
                 first[env, t + 1 :] = t + 1
         return ids, first
+
+    def abandon(self) -> None:
+        """Forget the strip and the episodes in it."""
+        self.starts.clear()
+        self.last_entries.clear()
+        self.traj_ids[:] = -1
 
     def rewind(self, num_steps: int) -> None:
         """Forget a delivered strip's events; keep where each env stands."""

@@ -100,6 +100,8 @@ class Batch:
         """What was written, as a TensorDict ``[*batch_size, steps]``; of the first ``num_envs`` only, where asked."""
         lead = self.layout.batch_size if num_envs is None else torch.Size([num_envs])
         steps = self.filled
+        if not self.leaves:  # nothing was written
+            self.allocate()
         leaves = self.leaves
         if steps != self.num_steps or num_envs is not None:
             leaves = {key: leaf[: lead.numel(), :steps].contiguous() for key, leaf in leaves.items()}

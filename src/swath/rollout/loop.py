@@ -76,6 +76,7 @@ class Rollout:
         self.random_frames_left = 0
         self._policy_version = 0
         self._taken = 0
+        self._unfinished = False
         self._batch: Batch | RaggedBatch
         if self._stepper.fillers is None:
             self._batch = Batch(layout, stamps, device)
@@ -89,9 +90,14 @@ class Rollout:
         if len(self._needs_reset) == self.num_envs and isinstance(self._batch, RaggedBatch):
             self._batch.drop_pending()
 
-    def forget_ids(self) -> None:
-        """Let every env draw a new trajectory id with its next episode, also where no step was taken."""
-        self.boundaries.traj_ids[:] = -1
+    def abandon(self) -> None:
+        """Forget the episodes under way: every env starts anew, with a new trajectory id."""
+        self.strip.terminated[:] = False
+        self.strip.truncated[:] = False
+        self.boundaries.abandon()
+        self._taken = 0
+        self._unfinished = False
+        self.reset()
 
     def begin(self) -> None:
         """Start the episodes that are due."""
@@ -124,10 +130,13 @@ class Rollout:
         ``stop`` is asked after every step, and ends the batch early. ``num_envs`` delivers the first envs only.
         If a step raises, ``salvage()`` gives what came before.
         """
+        if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
+            self.abandon()
         self.begin()
         if self._policy is not None:
             self._policy.prepare()
         batch = self._batch
+        self._unfinished = True
         batch.open(num_steps, reuse_memory)
         self._policy_version = policy_version
         stopped = False
@@ -137,6 +146,7 @@ class Rollout:
             self.random_frames_left -= num_random if num_random is not None else self._count_frames()
             batch.write(self.strip, self.boundaries, self._taken, policy_version)
             self._rewind()
+        self._unfinished = False
         return batch.close(num_envs)
 
     def blank_batch(self, num_steps: int) -> TensorDict:
@@ -151,7 +161,7 @@ class Rollout:
         """After a step raised: the steps of the unfinished batch that all envs completed."""
         if self._taken:
             self._batch.write(self.strip, self.boundaries, self._taken, self._policy_version)
-            self._rewind()
+            self._taken = 0
         return self._batch.close()
 
     def _next_stretch(self, length: int) -> tuple[Callable[[int], None], int, int | None]:

@@ -1,0 +1,240 @@
+"""``swath collect``: from options to a dataset on disk and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from swath.cli.errors import FAILED, describe, explain_setup
+from swath.cli.options import CollectOptions
+from swath.cli.policy import import_from_here, split_name
+from swath.cli.progress import Meter, Screen, make_screen
+from swath.cli.stopping import StopRequest
+from swath.cli.target import Target, folder_size
+
+if TYPE_CHECKING:
+    from swath.cli.outcome import Outcome
+    from swath.cli.writer import DatasetWriter
+    from swath.collectors import BaseCollector
+
+
+def collect(options: CollectOptions) -> int:
+    """Run the command; its exit code."""
+    target = Target(options.out, options.overwrite)
+    stop = StopRequest()
+    with _stdout_for_result(options.json) as stdout, stop.listening(), _short_warnings():
+        session = _Session(options, target, stop, stdout)
+        try:
+            code = session.run()
+        except KeyboardInterrupt:
+            code = session.left()
+        except Exception as error:  # before the first frame, or when saving: what fails in between is an outcome
+            code = session.failed(error)
+        return code
+
+
+class _Session:
+    def __init__(self, options: CollectOptions, target: Target, stop: StopRequest, stdout: TextIO) -> None:
+        self._options = options
+        self._target = target
+        self._stop = stop
+        self._stdout = stdout
+        self._screen: Screen = Screen(options)
+        self._has_frames = False
+
+    def run(self) -> int:
+        self._target.check()
+        if self._options.policy is not None:
+            split_name(self._options.policy)
+        self._screen = make_screen(self._options)
+        self._screen.open()
+        import_from_here()
+        from swath.cli.build import bytes_per_frame, make_collector
+        from swath.cli.writer import DatasetWriter
+
+        options, target = self._options, self._target
+        collector = make_collector(options, self._stop)
+        try:
+            target.check_space(bytes_per_frame(collector.env) * options.frames)
+            writer = DatasetWriter(target.beside, options.frames, options.envs)
+            outcome = self._collect(collector, writer)
+            return self._save(outcome, writer, collector)
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):  # an env that does not close must not undo what was saved
+                collector.shutdown(raise_on_error=False)
+
+    def _collect(self, collector: BaseCollector, writer: DatasetWriter) -> Outcome:
+        from swath.cli.outcome import Outcome
+
+        stop, options = self._stop, self._options
+        episodes = writer.episodes.statistics
+        meter = Meter(options.frames, lambda: stop.steps * options.envs, lambda: stop.signal is not None, episodes)
+        failure: Exception | None = None
+        stop.polite = True
+        self._screen.begin(meter)
+        batches = iter(collector)
+        while failure is None and stop.signal is None:
+            try:
+                batch = next(batches, None)
+            except Exception as error:
+                failure, batch = error, collector.partial_batch
+            except KeyboardInterrupt:  # the second Ctrl-C: it does not wait for the step, which alone is lost
+                batch = collector.partial_batch
+            if batch is None:
+                break
+            if batch.batch_size.numel():  # TensorDict.numel() is never 0
+                with stop.held_off():
+                    writer.add(batch)
+                self._has_frames = True
+        name: Any = None if stop.signal is None else stop.signal.name
+        seconds = meter.seconds
+        writer.finish()
+        return Outcome(
+            writer.frames,
+            options.frames,
+            episodes,
+            writer.frames_per_env,
+            seconds,
+            "error" if failure is not None else name,
+            failure,
+        )
+
+    def _save(self, outcome: Outcome, writer: DatasetWriter, collector: Any) -> int:
+        from swath.cli.metadata import describe_specs, write_metadata
+
+        options, target = self._options, self._target
+        frames_per_batch = collector.requested_frames_per_batch
+        num_bytes = 0
+        if outcome.frames:
+            specs = describe_specs(collector.env, writer.example)
+            write_metadata(target.beside, options, outcome, frames_per_batch, specs)
+            num_bytes = folder_size(target.beside)
+            target.flush()
+            with self._stop.held_off():
+                target.publish()
+        else:
+            target.discard()
+        self._screen.close()
+        self._report(outcome, num_bytes, frames_per_batch)
+        return outcome.exit_code
+
+    def _report(self, outcome: Outcome, num_bytes: int, frames_per_batch: int) -> None:
+        from swath.cli.summary import kept_line, print_summary
+
+        options = self._options
+        stopped_by = {"SIGINT": "stopped by Ctrl-C; ", "SIGTERM": "stopped by SIGTERM; "}
+        if outcome.error is not None:
+            self._complain(describe(outcome.error), outcome.error)
+        if outcome.error is not None or not outcome.complete:
+            _say(stopped_by.get(outcome.stopped_by or "", "") + kept_line(outcome, options.out))
+        if options.json:
+            saved = {"out": options.out, "bytes": num_bytes} if outcome.frames else {"out": None, "bytes": 0}
+            self._print_json({**outcome.as_dict(), **saved, "exit_code": outcome.exit_code})
+        elif not options.quiet and outcome.frames:
+            with _reader_may_leave(self._stdout):
+                print_summary(self._stdout, options, outcome, num_bytes, frames_per_batch)
+
+    # -- what ends without an outcome ------------------------------------------------------------------------------
+
+    def left(self) -> int:
+        """Ctrl-C before the first frame, or again while saving."""
+        self._screen.close()
+        code = self._stop.exit_code
+        self._complain([f"stopped; {self._leftover()}"], None)
+        if self._options.json:
+            self._print_nothing("stopped", code)
+        return code
+
+    def failed(self, error: Exception) -> int:
+        self._screen.close()
+        lines, code = explain_setup(error, self._options.env_id)
+        if self._has_frames:
+            code = FAILED
+            lines.append(self._leftover())
+        else:
+            self._target.discard()
+        self._complain(lines, error)
+        if self._options.json:
+            self._print_nothing("\n".join(lines), code)
+        return code
+
+    def _leftover(self) -> str:
+        """Say where unfinished files are; they are removed only where there is nothing in them."""
+        if self._target.published:
+            return f"the frames are saved in {self._options.out}"
+        if self._has_frames:
+            return f"the frames were not moved to {self._options.out}; they are in {self._target.given_beside}"
+        self._target.discard()
+        return "nothing was saved"
+
+    def _complain(self, lines: list[str], error: BaseException | None) -> None:
+        if self._options.traceback and error is not None:
+            traceback.print_exception(error, file=sys.stderr)
+        first, *rest = lines
+        _say(f"error: {first}" if error is not None else first)
+        for line in rest:
+            print(f"  {line}", file=sys.stderr)
+
+    def _print_nothing(self, error: str, code: int) -> None:
+        self._print_json({"complete": False, "error": error, "frames": 0, "out": None, "exit_code": code})
+
+    def _print_json(self, result: dict[str, Any]) -> None:
+        identity = {"env_id": self._options.env_id, "seed": self._options.seed, "num_envs": self._options.envs}
+        with _reader_may_leave(self._stdout):
+            print(json.dumps({**identity, **result}, allow_nan=False), file=self._stdout)
+
+
+def _say(line: str) -> None:
+    print(f"swath: {line}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _reader_may_leave(stream: TextIO) -> Iterator[None]:
+    """Whoever reads our output may stop (``swath collect … | head -1``): the data are saved, nobody need be told."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains when it flushes at exit
+
+
+@contextlib.contextmanager
+def _stdout_for_result(only_result: bool) -> Iterator[TextIO]:
+    """Stdout; with ``only_result``, whatever else is printed in this process (by an env, say) goes to stderr."""
+    if not only_result:
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(kept, "w", encoding="utf-8", closefd=False) as stdout:
+            yield stdout
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Warnings as one line each, without the place in the code."""
+    told = set()
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        # Gymnasium colours its own.
+        text = re.sub(r"\x1b\[\d*m", "", str(message)).removeprefix("WARN: ")
+        if text not in told:
+            told.add(text)
+            _say(f"warning: {text}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

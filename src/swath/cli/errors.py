@@ -1,0 +1,91 @@
+"""What a user is told when something goes wrong: one or two lines, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+#: Exit codes: of a collection that failed, and of a command that cannot be run as it was given.
+FAILED = 1
+USAGE = 2
+
+
+class UsageError(Exception):
+    """The command cannot be run as it was given."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """A clause that names the known names most like ``name``, or nothing.
+
+    >>> nearest("make_polcy", ["make_policy", "torch"])
+    "; did you mean 'make_policy'?"
+    """
+    near = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def describe(error: BaseException) -> list[str]:
+    """An error's type and message, then its notes; without those that are for Python callers only."""
+    message = str(error).strip()
+    lines = [f"{type(error).__name__}: {message}" if message else type(error).__name__]
+    notes = [note for note in getattr(error, "__notes__", ()) if "collector.partial_batch" not in note]
+    lines += [note.removeprefix("swath: ") for note in notes]
+    if "categorical_action_encoding" in message:
+        lines.append("on the command line, that is --categorical")
+    return lines
+
+
+def without_paths(text: str) -> str:
+    """``text`` with absolute paths cut to their last part: what is stored must not tell about this machine.
+
+    >>> without_paths("cannot read '/home/me/weights.pt'")
+    "cannot read 'weights.pt'"
+    """
+    return re.sub(r"(?<![\w.:/])(?:[A-Za-z]:)?[\\/](?:[^\s'\"\\/:]+[\\/])+", "", text)
+
+
+def missing_module(error: ImportError) -> str | None:
+    """The top-level module that an import did not find."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            return cause.name.partition(".")[0]
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def explain_setup(error: Exception, env_id: str) -> tuple[list[str], int]:
+    """What to tell about an error before the first frame, and the exit code."""
+    if isinstance(error, UsageError):
+        return [str(error)], USAGE
+    if isinstance(error, ImportError) and (module := missing_module(error)):
+        if module == env_id.partition(":")[0]:
+            return [f"{env_id}: there is no module {module!r}, neither here nor installed"], USAGE
+        return [f"{env_id} needs {module!r}, which is not installed: pip install {module}"], USAGE
+    try:
+        from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
+        from gymnasium.error import Error as GymError
+    except ImportError:
+        return describe(error), FAILED
+    if isinstance(error, DependencyNotInstalled):
+        return [f"{env_id}: {error}"], USAGE
+    if isinstance(error, UnregisteredEnv):
+        return _unknown_env(error, env_id), USAGE
+    if isinstance(error, GymError):
+        return [str(error)], USAGE
+    return describe(error), FAILED
+
+
+def _unknown_env(error: Exception, env_id: str) -> list[str]:
+    if env_id.startswith("ALE/"):
+        return [
+            f"there is no env {env_id!r}: Atari games come with another package",
+            f'pip install "gymnasium[atari]", then: swath collect ale_py:{env_id}',
+        ]
+    lines = [str(error)]
+    if "did you mean" not in lines[0]:
+        lines.append(
+            "an env of your own or of another package is named with the module that registers it: module:Env-v0"
+        )
+    return lines

@@ -1,0 +1,115 @@
+"""What is said at the end, and the Python lines that do the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import TextIO
+
+from swath.cli.episodes import Tally
+from swath.cli.options import CollectOptions
+from swath.cli.outcome import Outcome
+from swath.cli.policy import find_factory, split_name, takes_env
+from swath.cli.progress import short, show_duration
+from swath.cli.target import show_bytes
+
+_WIDTH = 76
+
+
+def python_lines(options: CollectOptions, frames_per_batch: int) -> list[str]:
+    """The same collection from Python, batch by batch."""
+    imports = ["from swath.collectors import Collector", "from swath.envs import GymEnv"]
+    seeding: list[str] = []
+    env_arguments = [json.dumps(options.env_id)]
+    if options.categorical:
+        env_arguments.append("categorical_action_encoding=True")
+    if options.envs > 1:
+        env_arguments.append(f"num_envs={options.envs}")
+    arguments = ["env"]
+    if options.policy:
+        module, factory = split_name(options.policy)
+        imports += [f"from {module} import {factory.partition('.')[0]}"]
+        imports = ["import random", "", "import numpy", "import torch", "", *imports]
+        seeding = [f"{seed}({options.seed})" for seed in ("random.seed", "numpy.random.seed", "torch.manual_seed")]
+        arguments.append(f"{factory}({'env' if takes_env(find_factory(options.policy), options.policy) else ''})")
+    arguments += [f"frames_per_batch={frames_per_batch:_}", f"total_frames={options.frames:_}"]
+    if options.max_frames_per_traj:
+        arguments.append(f"max_frames_per_traj={options.max_frames_per_traj:_}")
+    return [
+        *imports,
+        "",
+        *seeding,
+        f"env = GymEnv({', '.join(env_arguments)})",
+        *_call("collector = Collector", arguments),
+        f"collector.set_seed({options.seed})",
+        "for batch in collector:",
+        "    ...",
+    ]
+
+
+def _call(start: str, arguments: list[str]) -> list[str]:
+    one_line = f"{start}({', '.join(arguments)})"
+    if len(one_line) <= _WIDTH:
+        return [one_line]
+    return [f"{start}(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def load_lines(out: str) -> list[str]:
+    path = json.dumps(PurePath(out).as_posix(), ensure_ascii=False)
+    return ["import swath", f"data = swath.load({path})  # .frames, .episodes, .metadata"]
+
+
+def kept_line(outcome: Outcome, out: str) -> str:
+    """What is left of a collection that did not end as planned."""
+    if not outcome.frames:
+        return "nothing was collected, so nothing was saved"
+    if outcome.complete:
+        return f"all {outcome.frames:,} frames had been collected; they are saved in {out}"
+    return f"kept {outcome.frames:,} of {outcome.requested_frames:,} frames in {out} (marked incomplete)"
+
+
+def print_summary(
+    stream: TextIO, options: CollectOptions, outcome: Outcome, num_bytes: int, frames_per_batch: int
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False)
+    console.begin_capture()  # rich would end the program where the reader has left; our caller knows better
+
+    def say(text: str | Text = "", style: str = "") -> None:
+        console.print(text if isinstance(text, Text) else Text(text, style), soft_wrap=True)
+
+    took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else show_duration(outcome.seconds)
+    say(f"{outcome.frames:,} frames of {options.env_id} in {took} ({outcome.fps:,.0f} frames/s)", "bold")
+    say()
+    for label, value in _facts(options, outcome, num_bytes):
+        say(Text.assemble((f"  {label:<10}", "cyan"), value))
+    say()
+    if outcome.complete:
+        say("The same from Python:")
+        say()
+        for code in python_lines(options, frames_per_batch):
+            say(f"    {code}" if code else "", "green")
+        say()
+    say("Open it:")
+    say()
+    for code in load_lines(options.out):
+        say(f"    {code}", "green")
+    stream.write(console.end_capture())
+
+
+def _facts(options: CollectOptions, outcome: Outcome, num_bytes: int) -> list[tuple[str, str]]:
+    episodes = outcome.episodes
+    ended = f"{episodes.count:,}"
+    if episodes.unfinished:
+        ended += f", and {episodes.unfinished:,} unfinished"
+    facts = [("episodes", ended)]
+    if episodes.count:
+        facts += [("return", _spread(episodes.returns)), ("length", _spread(episodes.lengths))]
+    facts += [("saved in", f"{options.out} ({show_bytes(num_bytes)})"), ("seed", str(options.seed))]
+    return facts
+
+
+def _spread(tally: Tally) -> str:
+    return ", ".join(f"{name} {short(value)}" for name, value in tally.spread().items())

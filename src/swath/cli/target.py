@@ -1,0 +1,126 @@
+"""Where a dataset goes: written beside its place, moved there when it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from swath.cli.errors import UsageError
+from swath.dataset import EPISODES, FRAMES, METADATA, read_metadata
+
+
+class Target:
+    """The directory ``--out``.
+
+    ``given`` is what the user wrote, for messages; ``path`` the same without symbolic links.
+    """
+
+    def __init__(self, out: str, overwrite: bool) -> None:
+        self.given = out
+        self.path = Path(os.path.realpath(out))
+        self.overwrite = overwrite
+        self._beside: Path | None = None
+        self.published = False
+
+    def check(self) -> None:
+        """Refuse a place that is taken, or where nothing can be written."""
+        if self.path.exists():
+            self._check_replaceable()
+        parent = self._existing_parent()
+        if not parent.is_dir():
+            raise UsageError(f"--out {self.given}: {parent.name} is a file, not a directory")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise UsageError(f"--out {self.given}: no permission to write there")
+
+    def _check_replaceable(self) -> None:
+        if not self.overwrite:
+            raise UsageError(f"--out {self.given}: exists already; choose another, or replace it with --overwrite")
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            return
+        try:
+            read_metadata(Path(self.given))
+        except ValueError as error:
+            raise UsageError(f"--overwrite replaces datasets only, and {error}; remove it yourself") from None
+        others = sorted({entry.name for entry in self.path.iterdir()} - {EPISODES, FRAMES, METADATA})
+        if others:
+            raise UsageError(
+                f"--overwrite would remove {others[0]!r}, which is in {self.given} but no part of the dataset; move it"
+            )
+
+    def _existing_parent(self) -> Path:
+        return next(parent for parent in self.path.parents if parent.exists())
+
+    def check_space(self, num_bytes: int) -> None:
+        """Refuse what will not fit on the disk: memory-mapped files would break off in the middle."""
+        free = shutil.disk_usage(self._existing_parent()).free
+        if num_bytes > free:
+            raise UsageError(
+                f"--out {self.given}: the frames need {show_bytes(num_bytes)}, the disk has {show_bytes(free)} left"
+            )
+
+    @property
+    def beside(self) -> Path:
+        """The directory to write into, made on first use."""
+        if self._beside is None:
+            beside = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
+            try:
+                beside.mkdir(parents=True)
+            except OSError as error:
+                raise UsageError(f"--out {self.given}: cannot write there: {error.strerror}") from error
+            self._beside = beside
+        return self._beside
+
+    @property
+    def given_beside(self) -> str:
+        """Where the unfinished files are, as the user would write it."""
+        return os.path.join(os.path.dirname(self.given.rstrip("/")), self.beside.name)
+
+    def flush(self) -> None:
+        """Let what was written reach the disk, before it gets a name that says it is whole."""
+        for file in sorted(self.beside.rglob("*")):
+            if file.is_file():
+                _flush(file)
+
+    def publish(self) -> None:
+        """Move what was written to its place."""
+        old = None
+        if self.path.exists():
+            self._check_replaceable()  # it may have appeared, or changed, since
+            old = self.path.with_name(f"{self.path.name}.old-{os.getpid()}")
+            self.path.rename(old)
+        self.beside.rename(self.path)
+        self._beside = None
+        self.published = True
+        if old is not None:
+            shutil.rmtree(old)
+
+    def discard(self) -> None:
+        """Remove what was written beside."""
+        if self._beside is not None:
+            shutil.rmtree(self._beside, ignore_errors=True)
+            self._beside = None
+
+
+def _flush(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def folder_size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def show_bytes(count: float) -> str:
+    """
+    >>> show_bytes(8_123_456)
+    '8.1 MB'
+    """
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
