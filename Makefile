@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .PHONY: setup demo test lint types bench docs clean help
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from counting import CountingEnv
 
 # Two cores: more threads than that only make small networks slower.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_randomness_in_every_run() -> None:
+    torch.manual_seed(0)
+    CountingEnv.made = 0

@@ -18,12 +18,16 @@ class CountingEnv(gymnasium.Env):
     """Episodes of random length, 1 to ``longest``; observation (episode, step, last action, noise)."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (as Gymnasium has it)
+    #: Every env has randomness of its own, and every test the same: ``conftest`` counts from 0 again.
+    made = 0
 
     def __init__(self, longest: int = 50) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = spaces.Discrete(3)
         self.longest = longest
         self.episode = 0
+        self.np_random = np.random.default_rng(CountingEnv.made)
+        CountingEnv.made += 1
 
     def _observe(self, action: float) -> np.ndarray:
         return np.array([self.episode, self.step_count, action, self.np_random.normal()], dtype=np.float32)

@@ -344,7 +344,7 @@ def test_policy_copied_to_another_device_gets_its_weights_by_update() -> None:
     assert not torch.allclose(policy(first.select("observation"))["action"], first["action"])
     collector.update_policy_weights_()
     second = next(batches)
-    assert torch.allclose(policy(second.select("observation"))["action"], second["action"])
+    assert torch.allclose(policy(second.select("observation"))["action"], second["action"], atol=1e-5)
 
 
 def test_cuda_without_cuda_says_so() -> None:
@@ -778,7 +778,7 @@ def test_a_dtype_that_differs_from_the_space_from_the_start_is_cast_with_one_war
             return super()._observe(action).astype("float64")
 
     with pytest.warns(UserWarning, match=r"'observation' is float64, its space says float32") as caught:
-        (batch,) = collect(SerialEnv(2, lambda: GymWrapper(Doubles())), deterministic(), total_frames=12)
+        (batch,) = collect(SerialEnv(2, lambda: GymWrapper(Doubles(10**6))), deterministic(), total_frames=12)
     assert len(caught) == 1
     assert batch["observation"].dtype == torch.float32
     assert batch["observation"][:, :2, 1].tolist() == [[0, 1], [0, 1]]

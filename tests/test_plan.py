@@ -436,7 +436,7 @@ def test_compiled_policy() -> None:
     env.set_seed(0)
     collector = Collector(env, policy, frames_per_batch=20, total_frames=20, compile_policy={"backend": "eager"})
     (batch,) = collector
-    assert torch.allclose(batch["action"], policy.module(batch["observation"]))
+    assert torch.allclose(batch["action"], policy.module(batch["observation"]), atol=1e-5)
 
 
 def test_weights_changed_in_place_or_replaced_are_seen() -> None:
