@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from counting import CountingEnv
 
 # Two cores: more threads than that only make small networks slower.

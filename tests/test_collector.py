@@ -436,6 +436,8 @@ def test_reset_of_some_envs() -> None:
     ids, new_ids = first["collector", "traj_ids"][:, -1], second["collector", "traj_ids"][:, 0]
     assert new_ids.tolist() == [0, 3, 2]
     assert ids.tolist() == [0, 1, 2]
+    with pytest.raises(IndexError, match="there is no env 3 to reset: there are 3"):
+        collector.reset([3])
 
 
 def test_resume() -> None:

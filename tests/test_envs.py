@@ -368,6 +368,56 @@ def test_serial_env_arguments() -> None:
         SerialEnv(2, [lambda: GymEnv("CartPole-v1"), lambda: GymEnv("Pendulum-v1")])
 
 
+def test_serial_env_reset_arguments_for_each_env() -> None:
+    class Starts(CountingEnv):
+        def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+            observation, info = super().reset(seed=seed)
+            observation[2] = (options or {}).get("start", -1)
+            return observation, info
+
+    starts = [{"options": {"start": 3}}, {"options": {"start": 5}}]
+    for env in (
+        SerialEnv(2, lambda: GymWrapper(Starts()), serial_for_single=True),
+        SerialEnv(2, [lambda: SerialEnv(1, lambda: GymWrapper(Starts()))] * 2),
+    ):
+        assert env.reset(list_of_kwargs=starts)["observation"][..., 2].reshape(-1).tolist() == [3, 5]
+    with pytest.raises(TypeError, match="unknown argument 'parallel'"):
+        SerialEnv(2, CountingTensorDictEnv, parallel=True)
+
+
+def test_an_env_of_ones_own_with_a_batch_size() -> None:
+    class Batched(EnvBase):
+        """Counts up to its own limit in each of its rows."""
+
+        def __init__(self) -> None:
+            super().__init__(batch_size=[3])
+            self.observation_spec = Composite(observation=Unbounded((3, 1), torch.int64), shape=(3,))
+            self.action_spec = Categorical(2, (3,))
+            self.count = torch.zeros(3, 1, dtype=torch.int64)
+
+        def _reset(self, tensordict: Any) -> TensorDict:
+            mask = tensordict["_reset"] if tensordict is not None else torch.ones(3, 1, dtype=torch.bool)
+            self.count = torch.where(mask, 0, self.count)
+            return TensorDict(observation=self.count.clone(), batch_size=3)
+
+        def _step(self, tensordict: Any) -> TensorDict:
+            self.count = self.count + 1
+            over = self.count >= torch.tensor([[2], [3], [100]])
+            return TensorDict(observation=self.count.clone(), reward=torch.ones(3, 1), terminated=over, batch_size=3)
+
+    check_env(Batched())
+    batch = Collector(Batched(), frames_per_batch=18).rollout()
+    assert batch["observation"].squeeze(-1).tolist() == [[0, 1, 0, 1, 0, 1], [0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]]
+    assert batch["next", "observation"].squeeze(-1).tolist() == [
+        [1, 2, 1, 2, 1, 2],
+        [1, 2, 3, 1, 2, 3],
+        [1, 2, 3, 4, 5, 6],
+    ]
+    whole = Batched().rollout(5, break_when_any_done=False, break_when_all_done=True)
+    assert whole["next", "observation"].squeeze(-1).tolist() == [[1, 2, 2, 2, 2], [1, 2, 3, 3, 3], [1, 2, 3, 4, 5]]
+    assert whole["next", "reward"].squeeze(-1).tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1] * 5]
+
+
 def test_serial_env_of_serial_envs() -> None:
     env = SerialEnv(2, lambda: SerialEnv(3, lambda: GymWrapper(CountingEnv(5))))
     assert env.batch_size == (2, 3)
@@ -401,6 +451,10 @@ def test_vector_env_that_cannot_reset_single_envs() -> None:
     assert isinstance(env, VectorEnv)
     with pytest.raises(EnvError, match=r"max_frames_per_traj needs an env .* AutoresetMode.DISABLED"):
         Collector(env, frames_per_batch=4, max_frames_per_traj=3)
+    collector = Collector(env, frames_per_batch=4)
+    with pytest.raises(EnvError, match="a reset of some envs needs an env"):
+        collector.reset([0])
+    assert collector.rollout().shape == (2, 2)
 
 
 def test_vector_env_without_metadata() -> None:

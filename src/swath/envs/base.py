@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.envs.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
-from swath.envs.step import complete_flags, next_root, stack_steps
+from swath.envs.step import complete_flags, hold_others, next_root, stack_steps
 from swath.errors import EnvClosed, EnvDataError
 from swath.rollout.layout import CPU, Field, Layout, as_key, show
 
@@ -249,7 +249,10 @@ class EnvBase:
         return merged
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take ``tensordict``'s action; the same TensorDict comes back with ``next``."""
+        """Take ``tensordict``'s action; the same TensorDict comes back with ``next``.
+
+        A bool entry ``_step`` says which envs of a batch to step; the others stay where they are.
+        """
         self._assert_open()
         if self.batch_locked and tensordict.batch_size != self.batch_size:
             raise RuntimeError(
@@ -270,6 +273,9 @@ class EnvBase:
                 out.set(key, reward.reshape(spec.shape))
         complete_flags(out, self.done_spec, fresh=False, who=type(self).__name__)
         self._check(out, ("observation", "reward", "done"), "_step")
+        only = tensordict.get("_step", None)
+        if only is not None:
+            hold_others(out, tensordict, only.reshape(tensordict.batch_size))
         tensordict.set("next", out)
         return tensordict
 

@@ -199,7 +199,7 @@ class GymStepper:
         ended.append(env)
         return ended
 
-    def reset(self, row: int, env_ids: Sequence[int], **kwargs: Any) -> None:
+    def reset(self, row: int, env_ids: Sequence[int], *, list_of_kwargs: Any = None, **kwargs: Any) -> None:
         env = 0
         observation = None
         seeds = self._env.pending_seeds
@@ -207,10 +207,11 @@ class GymStepper:
             for env in env_ids:
                 gym_env = self._env.gym_envs[env]
                 observation = None
+                own = kwargs if list_of_kwargs is None else {**kwargs, **list_of_kwargs[env]}
                 if seeds[env] is None:
-                    observation, info = gym_env.reset(**kwargs)
+                    observation, info = gym_env.reset(**own)
                 else:
-                    observation, info = gym_env.reset(seed=seeds[env], **kwargs)
+                    observation, info = gym_env.reset(seed=seeds[env], **own)
                     seeds[env] = None
                 self._write(row, env, observation)
                 if self._infos:
@@ -220,7 +221,7 @@ class GymStepper:
                 self._explain(error, "reset", row, env, observation)
             self._write(row, env, observation)
             rest = list(env_ids)[list(env_ids).index(env) + 1 :]
-            self.reset(row, rest, **kwargs)
+            self.reset(row, rest, list_of_kwargs=list_of_kwargs, **kwargs)
 
     def _write(self, row: int, env: int, observation: Any) -> None:
         index = row * self._num_envs + env

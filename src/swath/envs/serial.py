@@ -15,6 +15,19 @@ from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Column, Strip
 
+#: What users of ParallelEnv pass to either; there are no processes here, so there is nothing to do.
+_FOR_PROCESSES = (
+    "num_threads",
+    "num_sub_threads",
+    "serial_for_single",
+    "mp_start_method",
+    "use_buffers",
+    "shared_memory",
+    "memmap",
+    "share_individual_td",
+    "daemon",
+)
+
 
 def make_children(
     num_envs: int,
@@ -49,7 +62,13 @@ class SerialEnv:
         *,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         device: torch.device | str | None = None,
+        **others: Any,
     ) -> Any:
+        for name in others:
+            if name in ("pin_memory", "allow_step_when_done"):
+                raise ValueError(f"SerialEnv: {name} is not supported")
+            if name not in _FOR_PROCESSES:
+                raise TypeError(f"SerialEnv got an unknown argument {name!r}")
         children = make_children(num_workers, create_env_fn, create_env_kwargs)
         for index, child in enumerate(children):
             if not isinstance(child, EnvBase):
@@ -182,7 +201,7 @@ class _SerialStepper:
         for key, column in own.items():
             common[key].tensor[row, first : first + self._rows_per_child] = column.tensor[own_row]
 
-    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
+    def reset(self, row: int, env_ids: list[int], *, list_of_kwargs: Any = None, **kwargs: Any) -> None:
         n = self._rows_per_child
         for index in sorted({env_id // n for env_id in env_ids}):
             own, stepper = self._steppers[index]
@@ -190,7 +209,7 @@ class _SerialStepper:
             for key, column in own.carried.items():
                 column.tensor[0] = self._strip.carried[key].tensor[row, index * n : (index + 1) * n]
             with _named(index):
-                stepper.reset(0, mine, **kwargs)
+                stepper.reset(0, mine, **kwargs, **(list_of_kwargs[index] if list_of_kwargs else {}))
             self._copy(own.carried, self._strip.carried, 0, row, index * n)
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:

@@ -73,6 +73,14 @@ def complete_flags(data: TensorDictBase, done_spec: Composite, *, fresh: bool, w
         data.set("truncated", truncated)
 
 
+def hold_others(after: TensorDictBase, root: TensorDictBase, stepped: torch.Tensor) -> None:
+    """Let the envs that were not ``stepped`` be after the step as they were at its root, with a reward of zero."""
+    for key in after.keys(True, True):
+        value, before = after.get(key), root.get(key, None)
+        where = stepped.reshape(*stepped.shape, *[1] * (value.ndim - stepped.ndim))
+        after.set(key, torch.where(where, value, torch.zeros_like(value) if before is None else before))
+
+
 def stack_steps(
     steps: Sequence[TensorDictBase],
     batch_size: torch.Size,
@@ -89,4 +97,4 @@ def stack_steps(
     return stacked
 
 
-__all__ = ["complete_flags", "next_root", "stack_steps", "step_mdp"]
+__all__ = ["complete_flags", "hold_others", "next_root", "stack_steps", "step_mdp"]

@@ -61,11 +61,7 @@ class Rollout:
         self._step: Callable[[int], list[int] | None] = self._stepper.step
         self._limit: StepLimit | None = None
         if max_frames_per_traj is not None:
-            if not env.resets_single_envs:
-                raise EnvError(
-                    f"max_frames_per_traj needs an env whose parts can be reset one by one; {env} resets by itself. "
-                    "Make it with AutoresetMode.DISABLED, or wrap its envs in a TimeLimit"
-                )
+            self._require_single_resets("max_frames_per_traj")
             self._limit = StepLimit(self._stepper.step, strip, max_frames_per_traj)
             self._step = self._limit.step
         self._random = RandomActions(action_specs or dict(env.full_action_spec.items(True, True)), strip)
@@ -85,15 +81,29 @@ class Rollout:
 
     def reset(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
         """Let these envs (all by default) start anew before the next step; ``kwargs`` go to the env's reset."""
+        if env_ids is not None:
+            self._require_single_resets("a reset of some envs")
+            for env in env_ids:
+                if not 0 <= env < self.num_envs:
+                    raise IndexError(f"there is no env {env} to reset: there are {self.num_envs}, counted from 0")
         self._reset_kwargs = kwargs
         self._needs_reset |= set(range(self.num_envs) if env_ids is None else env_ids)
         if len(self._needs_reset) == self.num_envs and isinstance(self._batch, RaggedBatch):
             self._batch.drop_pending()
 
+    def _require_single_resets(self, what: str) -> None:
+        if not self._env.resets_single_envs:
+            raise EnvError(
+                f"{what} needs an env whose parts can be reset one by one; {self._env} resets by itself. Make it with "
+                "AutoresetMode.DISABLED, or wrap its envs in a TimeLimit"
+            )
+
     def abandon(self) -> None:
         """Forget the episodes under way: every env starts anew, with a new trajectory id."""
         self.strip.terminated[:] = False
         self.strip.truncated[:] = False
+        if self._stepper.fillers:
+            self._stepper.fillers.clear()
         self.boundaries.abandon()
         self._taken = 0
         self._unfinished = False

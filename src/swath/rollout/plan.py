@@ -494,6 +494,10 @@ def _check_action(got: Field, wanted: Field, env: Any) -> None:
             f"the policy's {show(got.key)} has shape {tuple(got.shape)} per env, the env takes {tuple(wanted.shape)} "
             f"({spec}){hint}"
         )
+    if got.dtype is torch.bfloat16:
+        raise PolicyOutputError(
+            f"the policy's {show(got.key)} is bfloat16, which envs cannot read; return action.float()"
+        )
     integers = type(spec).__name__ in ("Categorical", "MultiCategorical", "Binary")
     if integers and (got.dtype.is_floating_point or got.dtype.is_complex):
         raise PolicyOutputError(
