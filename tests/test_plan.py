@@ -458,9 +458,62 @@ def test_weights_changed_in_place_or_replaced_are_seen() -> None:
     assert torch.allclose(hooked["action"], policy.module(hooked["observation"]), atol=1e-5)
 
 
+def test_what_is_exchanged_in_the_policy_is_seen() -> None:
+    policy = actor_critic()
+    collector = Collector(make_env("", 2), policy, frames_per_batch=8)
+    batches = iter(collector)
+    next(batches)
+
+    def check() -> TensorDictBase:
+        batch = next(batches)
+        expected = policy(batch.select("observation"))
+        for key in ("features", "action", "state_value"):
+            assert torch.allclose(batch[key], expected[key], atol=1e-5), key
+        return batch
+
+    policy.module[0].module = Custom()
+    policy.module[0].module.second = nn.Linear(16, 8)
+    check()
+    policy.module[1].register_forward_hook(lambda module, args, output: output.set("action", output["action"] * 0))
+    assert not check()["action"].any()
+    policy.register_forward_hook(lambda module, args, output: output.set("action", output["action"] + 7))
+    assert bool((check()["action"] == 7).all())
+
+
+def test_a_policy_may_keep_or_change_what_it_is_given() -> None:
+    kept = []
+
+    def policy(observation: torch.Tensor) -> torch.Tensor:
+        kept.append(observation)
+        if len(kept) > 600:  # not on the first call
+            observation *= 0
+        return torch.ones(3)
+
+    collector = Collector(GymWrapper(CountingEnv()), policy, frames_per_batch=1200, total_frames=1200)
+    (batch,) = collector
+    assert torch.equal(torch.stack(kept[1:601])[:599], batch["observation"][:599])
+    assert int((batch["observation"][600:, 0] == 0).sum()) == 0  # the episode number is never 0
+
+
+def test_collecting_inside_inference_mode_gives_ordinary_tensors() -> None:
+    with torch.inference_mode():
+        collector = Collector(make_env("", 2), deterministic(), frames_per_batch=8, total_frames=8)
+        (batch,) = collector
+    assert not any(leaf.is_inference() for leaf in batch.values(True, True))
+    weight = torch.ones(4, requires_grad=True)
+    (batch["observation"] @ weight).sum().backward()
+
+
 def test_under_autocast_the_plan_is_the_ordinary_call() -> None:
+    policy = TensorDictSequential(
+        TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
+        TensorDictModule(torch.Tensor.float, in_keys=["logits"], out_keys=["action"]),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        compare(deterministic(), make_env("", 3))
+        plan = compare(policy, make_env("", 3))
+        assert [field.dtype for field in plan.layout.outputs] == [torch.bfloat16, torch.float32]
+        with pytest.raises(PolicyOutputError, match=r"bfloat16, which envs cannot read; return action\.float\(\)"):
+            compare(deterministic(), make_env("", 3))
 
 
 def test_the_first_call_leaves_no_trace() -> None:

@@ -185,6 +185,26 @@ class Collector(BaseCollector):
         self._policy_version = 0
         self._random_stream = RandomStream()
         self._traj_ids = TrajectoryIds()
+        with torch.inference_mode(False):
+            self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
+        super().__init__(budget, postprocessing, assembler, replay_buffer)
+        if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
+            postprocessing.postproc.to(devices.storing)  # type: ignore[union-attr]
+        for part in (policy, env):
+            register = getattr(part, "register_collector", None)
+            if callable(register):
+                register(self)
+
+    def _make_rollout(
+        self,
+        env: EnvBase,
+        budget: Budget,
+        stamps: Stamps,
+        max_frames_per_traj: int | None,
+        trust_policy: bool,
+        wrap: Callable[[Any], Any] | None,
+    ) -> Rollout:
+        devices = self._devices
         first_row = first_observations(env)
         plan = None
         if not isinstance(self.policy, RandomPolicy):
@@ -197,7 +217,7 @@ class Collector(BaseCollector):
                     trust_policy=trust_policy,
                     wrap=wrap,
                 )
-        self._rollout = Rollout(
+        rollout = Rollout(
             env,
             plan,
             env.row_layout() if plan is None else plan.layout,
@@ -208,14 +228,8 @@ class Collector(BaseCollector):
             device=devices.storing,
             action_specs=_random_specs(self.policy),
         )
-        self._rollout.start_from(first_row)
-        super().__init__(budget, postprocessing, assembler, replay_buffer)
-        if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
-            postprocessing.postproc.to(devices.storing)  # type: ignore[union-attr]
-        for part in (policy, env):
-            register = getattr(part, "register_collector", None)
-            if callable(register):
-                register(self)
+        rollout.start_from(first_row)
+        return rollout
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
@@ -241,7 +255,12 @@ class Collector(BaseCollector):
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
         """No gradients, the exploration type, and the collector's own random stream."""
-        with torch.no_grad(), set_interaction_type(self.exploration_type), self._random_stream.active():
+        with (
+            torch.inference_mode(False),  # what is delivered must be fit for training, wherever it is collected
+            torch.no_grad(),
+            set_interaction_type(self.exploration_type),
+            self._random_stream.active(),
+        ):
             yield
 
     def _salvage(self) -> TensorDictBase | None:

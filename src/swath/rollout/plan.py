@@ -26,8 +26,11 @@ from swath.rollout.policies import (
     SampleCall,
     TensorCall,
     TensorDictCall,
+    as_unknown,
+    module_calls,
     name_outputs,
     policy_calls,
+    whole_call,
 )
 from swath.rollout.recurrence import first_states, unknown_state
 from swath.rollout.sampling import sampler_for
@@ -54,14 +57,17 @@ class Slots:
 class PolicyPlan:
     """How a policy is called on rows, and what it writes."""
 
+    policy: Any
+    #: How each call was found, and what the first call showed it to be.
+    found: tuple[PolicyCall, ...]
     calls: tuple[PolicyCall, ...]
+    #: Whether the calls are those of the policy itself, not of something that wraps them.
+    are_its_own: bool
     slots: Slots
     layout: Layout
     #: Keys that are given to the policy, and the device it wants them on (None: where they are).
     in_keys: tuple[Key, ...]
     device: torch.device | None
-    #: Whether the policy changes its inputs in place, so that it must get copies.
-    copies_inputs: bool
     has_truncated: bool
 
     @classmethod
@@ -91,7 +97,8 @@ class PolicyPlan:
         for state in candidates:
             try:
                 with untouched(policy):
-                    return cls._try(tuple(calls), layout, {**first_row, **state}, device, env, selected)
+                    plan = cls._try(policy, tuple(calls), layout, {**first_row, **state}, device, env, selected)
+                return replace(plan, are_its_own=wrap is None)
             except Exception as error:  # another candidate may fit
                 errors.append(error)
         if state_keys and not getattr(policy, "state_spec", None):
@@ -107,6 +114,7 @@ class PolicyPlan:
     @classmethod
     def _try(
         cls,
+        policy: Any,
         calls: tuple[PolicyCall, ...],
         layout: Layout,
         given: dict[Key, torch.Tensor],
@@ -114,9 +122,7 @@ class PolicyPlan:
         env: Any,
         selected: set[Key] | None,
     ) -> PolicyPlan:
-        inputs = [tensor if device is None else tensor.to(device) for tensor in given.values()]
-        versions = [tensor._version for tensor in inputs]
-        available: dict[Key, torch.Tensor] = dict(zip(given, inputs, strict=True))
+        available = {key: tensor.clone() if device is None else tensor.to(device) for key, tensor in given.items()}
         action_keys = [as_key(key) for key in env.action_keys]
         resolved: list[PolicyCall] = []
         written: dict[Key, torch.Tensor] = {}
@@ -141,13 +147,27 @@ class PolicyPlan:
         # A policy that can start without its state is given zeros from its second call on.
         in_keys = tuple(dict.fromkeys((*given, *(field.key for field in state))))
         return cls(
+            policy=policy,
+            found=calls,
             calls=tuple(resolved),
+            are_its_own=True,
             slots=Slots(),
             layout=layout.with_policy(outputs, state),
             in_keys=in_keys,
             device=device,
-            copies_inputs=any(t._version != v for t, v in zip(inputs, versions, strict=True)),
             has_truncated=has_truncated,
+        )
+
+    def calls_now(self) -> tuple[PolicyCall, ...]:
+        """The calls, with what was exchanged in the policy since: a module's network, a hook on a module."""
+        if not (self.are_its_own and isinstance(self.policy, TensorDictModuleBase)):
+            return self.calls
+        now = module_calls(self.policy)
+        if len(now) != len(self.found):
+            return (whole_call(self.policy),)
+        return tuple(
+            known if new == old else as_unknown(new)
+            for new, old, known in zip(now, self.found, self.calls, strict=True)
         )
 
     def bind(self, strip: Strip) -> BoundPolicy:
@@ -171,33 +191,35 @@ class BoundPolicy:
             self._outputs.append((slots["next", *key], column.rows[1:], column.rows[0].shape, column.field))
         self._operations: list[Operation] = []
         self._prepared_for: list[Any] | None = None
+        self._copies_inputs = True
         self.act: Callable[[int], None] = self._act
 
     def prepare(self) -> None:
         """Read parameters, hooks and exploration type as they are now."""
         plan = self._plan
-        now = [fingerprint(call) for call in plan.calls]
+        calls = plan.calls_now()
+        now = [(call, fingerprint(call)) for call in calls]
         if now == self._prepared_for:
             return
         self._prepared_for = now
-        for call in plan.calls:  # every key gets its number before the operations are made
+        for call in calls:  # every key gets its number before the operations are made
             plan.slots.many((*(call.in_keys or ()), *(call.out_keys or ())))
-        calls = plan.calls
+        # Code that is not ours may keep what it is given, or change it: it gets copies. Where there is none, rows are
+        # given as they are, and what goes from call to call lies in reused memory.
+        ours = all(
+            isinstance(c, SampleCall) or (isinstance(c, TensorCall) and is_known_stack(c.function)) for c in calls
+        )
+        self._copies_inputs = not ours
         if (
             len(calls) == 1
             and isinstance(calls[0], TensorCall)
             and len(calls[0].in_keys) == 1
             and not calls[0].returns_tuple
             and len(self._outputs) == 1
-            and not plan.copies_inputs
             and plan.device is None
         ):
             self.act = self._act_on_one_tensor(calls[0])
             return
-        # Where no code but ours sees what goes from call to call, it may lie in reused memory.
-        ours = all(
-            isinstance(c, SampleCall) or (isinstance(c, TensorCall) and is_known_stack(c.function)) for c in calls
-        )
         self._operations = [_operation(call, plan, reuse_memory=ours) for call in calls]
         self._no_values: list[Any] = [None] * len(plan.slots.of)
         self.act = self._act
@@ -208,8 +230,9 @@ class BoundPolicy:
         for slot, rows in self._inputs:
             row = rows[t]
             if plan.device is not None:
-                row = row.to(plan.device)
-            values[slot] = row.clone() if plan.copies_inputs else row
+                values[slot] = row.to(plan.device, copy=True)
+            else:
+                values[slot] = row.clone() if self._copies_inputs else row
         for operation in self._operations:
             operation(values)
         for slot, rows, shape, field in self._outputs:
@@ -236,6 +259,8 @@ class BoundPolicy:
 
             return act_into
         functions = stack_functions(call.function)
+        if self._copies_inputs:
+            functions.insert(0, torch.clone)
         dtype = field.dtype
 
         def act(t: int) -> None:

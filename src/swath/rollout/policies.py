@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -78,7 +78,7 @@ _KNOWN_SEQUENCES = (TensorDictSequential.forward, ProbabilisticTensorDictSequent
 def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[PolicyCall]:
     """The calls that a policy consists of."""
     if isinstance(policy, TensorDictModuleBase):
-        return _module_calls(policy)
+        return module_calls(policy)
     if not callable(policy):
         raise TypeError(f"a policy must be callable, got {type(policy).__name__}; a factory goes to policy_factory=")
     if trust_policy or _is_compiled(policy) or _takes_tensordict(policy):
@@ -139,11 +139,9 @@ def _match_parameters(policy: Any, observation_keys: Sequence[Any]) -> list[Any]
     )
 
 
-def _module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
+def module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
     """A module's calls: taken apart where that gives the same, as one TensorDict call otherwise."""
-    whole: list[PolicyCall] = [
-        TensorDictCall(module, tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys)))
-    ]
+    whole: list[PolicyCall] = [whole_call(module)]
     if not is_plain(module):
         return whole
     forward = type(module).forward
@@ -154,7 +152,7 @@ def _module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
             return whole
         if nested and module._select_before_return:  # what it hides, a later module must not see
             return whole
-        return [call for child in children for call in _module_calls(child, nested=True)]
+        return [call for child in children for call in module_calls(child, nested=True)]
     if isinstance(module, TensorDictModule) and forward is TensorDictModule.forward:
         if (
             module.inplace is True
@@ -179,6 +177,16 @@ def _module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
     ):
         return [SampleCall(module, *(tuple(map(as_key, k)) for k in (module.in_keys, module.out_keys)))]
     return whole
+
+
+def whole_call(module: Any) -> TensorDictCall:
+    """A module as one call with a TensorDict."""
+    return TensorDictCall(module, tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys)))
+
+
+def as_unknown(call: PolicyCall) -> PolicyCall:
+    """A call of which no first call was made: its results are looked at each time."""
+    return replace(call, returns_tuple=True) if isinstance(call, TensorCall) else call
 
 
 def name_outputs(result: Any, out_keys: tuple[Key, ...] | None, action_keys: Sequence[Key]) -> tuple[Key, ...]:
@@ -222,7 +230,10 @@ __all__ = [
     "SampleCall",
     "TensorCall",
     "TensorDictCall",
+    "as_unknown",
+    "module_calls",
     "name_outputs",
     "policy_calls",
     "tensordict_callable",
+    "whole_call",
 ]
