@@ -183,7 +183,7 @@ class Collector(BaseCollector):
         self._given_policy = policy
         self.policy = _on_device(policy, devices.policy)
         self._policy_version = 0
-        self._random_stream = RandomStream()
+        self._random_stream = RandomStream(devices.policy)
         self._traj_ids = TrajectoryIds()
         with torch.inference_mode(False):
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
