@@ -30,7 +30,7 @@ class RandomStream:
 
     def _get(self) -> list[torch.Tensor]:
         states = [torch.get_rng_state()]
-        return states + [torch.cuda.get_rng_state(self._cuda)] if self._cuda else states
+        return [*states, torch.cuda.get_rng_state(self._cuda)] if self._cuda else states
 
     def _set(self, states: list[torch.Tensor]) -> None:
         torch.set_rng_state(states[0])
