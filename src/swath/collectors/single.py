@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import difflib
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import gymnasium
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
+from swath.collectors.arguments import (
+    casting_device,
+    is_limit,
+    make_assembler,
+    make_env,
+    on_device,
+    policy_wrapper,
+    prepare_for_limit,
+    random_specs,
+    refuse_unknown,
+)
 from swath.collectors.base import BaseCollector, Budget, Postprocessing
-from swath.collectors.devices import DeviceLike, Devices, parameter_devices
+from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import RandomStream
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.collectors.weights import apply_weights, choose_source
 from swath.envs.base import EnvBase
-from swath.envs.gym import GymEnv, GymWrapper
-from swath.envs.specs import Composite
 from swath.errors import CollectorClosed
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import Stamps
-from swath.rollout.layout import as_key
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
 
@@ -112,7 +116,7 @@ class Collector(BaseCollector):
         **unknown: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        _refuse_unknown(unknown, type(self))
+        refuse_unknown(unknown, type(self))
         if policy is not None and policy_factory is not None:
             raise TypeError("give either policy or policy_factory, not both")
         if not reset_when_done:
@@ -131,17 +135,17 @@ class Collector(BaseCollector):
                 Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel()),
                 Stamps(
                     traj_ids=track_traj_ids,
-                    step_count=_is_limit(max_frames_per_traj),
+                    step_count=is_limit(max_frames_per_traj),
                     policy_version=bool(track_policy_version),
                     compact_obs=compact_obs,
                 ),
                 Postprocessing(
                     postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
                 ),
-                _assembler(trajs_per_batch, traj_format),
-                max_frames_per_traj if _is_limit(max_frames_per_traj) else None,
+                make_assembler(trajs_per_batch, traj_format),
+                max_frames_per_traj if is_limit(max_frames_per_traj) else None,
                 bool(trust_policy),
-                _wrapper(compile_policy, cudagraph_policy),
+                policy_wrapper(compile_policy, cudagraph_policy),
                 replay_buffer,
             )
         except BaseException:
@@ -175,13 +179,13 @@ class Collector(BaseCollector):
         if devices.env is not None and env.device != devices.env:
             env = env.to(devices.env)
         if stamps.step_count:
-            _prepare_for_limit(env)
+            prepare_for_limit(env)
         if postprocessing.set_truncated and "truncated" not in env.done_keys:
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         self.env = env
         self._devices = devices
         self._given_policy = policy
-        self.policy = _on_device(policy, devices.policy)
+        self.policy = on_device(policy, devices.policy)
         self._policy_version = 0
         self._random_stream = RandomStream(devices.policy)
         self._traj_ids = TrajectoryIds()
@@ -213,7 +217,7 @@ class Collector(BaseCollector):
                     self.policy,
                     env,
                     first_row,
-                    device=_casting_device(devices.policy, env),
+                    device=casting_device(devices.policy, env),
                     trust_policy=trust_policy,
                     wrap=wrap,
                 )
@@ -226,7 +230,7 @@ class Collector(BaseCollector):
             ids=self._traj_ids,
             max_frames_per_traj=max_frames_per_traj,
             device=devices.storing,
-            action_specs=_random_specs(self.policy),
+            action_specs=random_specs(self.policy),
         )
         rollout.start_from(first_row)
         return rollout
@@ -441,105 +445,3 @@ class Collector(BaseCollector):
             f"frames_per_batch={self.requested_frames_per_batch}, total_frames={self.total_frames}, "
             f"frames so far={self._frames:,})"
         )
-
-
-# -- arguments, resolved once ----------------------------------------------------------------------------------------
-
-
-def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
-    """The env that ``create_env_fn`` is or makes; Gymnasium's own are wrapped."""
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
-        if len(create_env_fn) != 1:
-            raise ValueError(f"a Collector has one env, got {len(create_env_fn)}; put several into SerialEnv(n, fn)")
-        create_env_fn = create_env_fn[0]
-    if isinstance(create_env_fn, str):
-        return GymEnv(create_env_fn, **(kwargs or {}))
-    ready = isinstance(create_env_fn, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
-    if ready and kwargs:
-        raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
-    if not ready and not callable(create_env_fn):
-        raise TypeError(
-            f"create_env_fn must be an env or a function that makes one, got {type(create_env_fn).__name__}"
-        )
-    env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
-    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
-        env = GymWrapper(env)
-    if not isinstance(env, EnvBase):
-        raise TypeError(f"create_env_fn made a {type(env).__name__}, which is no env; wrap it with GymWrapper")
-    return env
-
-
-def _refuse_unknown(unknown: Mapping[str, Any], collector: type) -> None:
-    if not unknown:
-        return
-    known = [name for name in inspect.signature(collector.__init__).parameters if name not in ("self", "unknown")]
-    hints = []
-    for name in unknown:
-        near = difflib.get_close_matches(name, known, n=1)
-        hints.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    raise TypeError(f"{collector.__name__} got an unknown argument: {', '.join(hints)}")
-
-
-def _is_limit(max_frames_per_traj: int | None) -> bool:
-    return max_frames_per_traj is not None and max_frames_per_traj > 0
-
-
-def _prepare_for_limit(env: EnvBase) -> None:
-    taken = [key for key in env.observation_keys if "step_count" in as_key(key)]
-    if taken:
-        raise ValueError(f"max_frames_per_traj would add 'step_count', but the env has {taken[0]!r} already")
-    if "truncated" not in env.done_keys:
-        env.add_truncated_keys()
-
-
-def _assembler(trajs_per_batch: int | None, traj_format: str) -> TrajectoryAssembler | None:
-    if traj_format not in ("padded", "cat"):
-        raise ValueError(f"traj_format must be 'padded' or 'cat', got {traj_format!r}")
-    if trajs_per_batch is None:
-        if traj_format != "padded":
-            raise ValueError("traj_format goes with trajs_per_batch")
-        return None
-    if isinstance(trajs_per_batch, bool) or trajs_per_batch < 1:
-        raise ValueError(f"trajs_per_batch must be at least 1, got {trajs_per_batch}")
-    return TrajectoryAssembler(trajs_per_batch, traj_format)  # type: ignore[arg-type]
-
-
-def _wrapper(compile_policy: Any, cudagraph_policy: Any) -> Callable[[Any], Any] | None:
-    if compile_policy and cudagraph_policy:
-        raise ValueError("give either compile_policy or cudagraph_policy, not both")
-    if cudagraph_policy:
-        if not torch.cuda.is_available():
-            raise RuntimeError("cudagraph_policy needs CUDA, which this machine (or this build of torch) has not")
-        from tensordict.nn import CudaGraphModule
-
-        kwargs = cudagraph_policy if isinstance(cudagraph_policy, dict) else {}
-        return lambda function: CudaGraphModule(function, **kwargs)
-    if compile_policy:
-        kwargs = compile_policy if isinstance(compile_policy, dict) else {}
-        return lambda function: torch.compile(function, **kwargs)
-    return None
-
-
-def _on_device(policy: Any, device: torch.device | None) -> Any:
-    """The user's own policy where it is on the right device already, else a copy there."""
-    if policy is None:
-        return RandomPolicy()
-    if device is None or parameter_devices(policy) <= {device}:
-        return policy
-    return copy.deepcopy(policy).requires_grad_(False).to(device)
-
-
-def _casting_device(policy_device: torch.device | None, env: EnvBase) -> torch.device | None:
-    """Where observations must be moved for the policy; None if they are there already."""
-    if policy_device is None:
-        return None
-    where = {field.device for field in env.row_layout().carried}
-    return None if where == {policy_device} else policy_device
-
-
-def _random_specs(policy: Any) -> dict[Any, Any] | None:
-    if not isinstance(policy, RandomPolicy) or policy.action_spec is None:
-        return None
-    if isinstance(policy.action_spec, Composite):
-        return dict(policy.action_spec.items(True, True))
-    return {policy.action_key: policy.action_spec}

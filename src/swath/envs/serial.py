@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from swath.envs.base import EnvBase
-from swath.envs.gym import GymRowEnv, GymWrapper
+from swath.envs.gym import GymWrapper
+from swath.envs.gym_rows import GymRowEnv
 from swath.envs.rows import RowEnv
 from swath.errors import EnvError
 from swath.rollout.boundaries import Stepper

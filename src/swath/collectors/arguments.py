@@ -1,0 +1,119 @@
+"""Arguments of collectors, resolved once: what was given becomes what is used, or an error that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+
+from swath.collectors.devices import parameter_devices
+from swath.collectors.trajectories import TrajectoryAssembler
+from swath.envs.base import EnvBase
+from swath.envs.gym import GymEnv, GymWrapper
+from swath.envs.specs import Composite
+from swath.modules.random_policy import RandomPolicy
+from swath.rollout.layout import as_key
+
+
+def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
+    """The env that ``create_env_fn`` is or makes; Gymnasium's own are wrapped."""
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        if len(create_env_fn) != 1:
+            raise ValueError(f"a Collector has one env, got {len(create_env_fn)}; put several into SerialEnv(n, fn)")
+        create_env_fn = create_env_fn[0]
+    if isinstance(create_env_fn, str):
+        return GymEnv(create_env_fn, **(kwargs or {}))
+    ready = isinstance(create_env_fn, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
+    if ready and kwargs:
+        raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
+    if not ready and not callable(create_env_fn):
+        raise TypeError(
+            f"create_env_fn must be an env or a function that makes one, got {type(create_env_fn).__name__}"
+        )
+    env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
+    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
+        env = GymWrapper(env)
+    if not isinstance(env, EnvBase):
+        raise TypeError(f"create_env_fn made a {type(env).__name__}, which is no env; wrap it with GymWrapper")
+    return env
+
+
+def refuse_unknown(unknown: Mapping[str, Any], collector: type) -> None:
+    if not unknown:
+        return
+    known = [name for name in inspect.signature(collector.__init__).parameters if name not in ("self", "unknown")]
+    hints = []
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, n=1)
+        hints.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    raise TypeError(f"{collector.__name__} got an unknown argument: {', '.join(hints)}")
+
+
+def is_limit(max_frames_per_traj: int | None) -> bool:
+    return max_frames_per_traj is not None and max_frames_per_traj > 0
+
+
+def prepare_for_limit(env: EnvBase) -> None:
+    taken = [key for key in env.observation_keys if "step_count" in as_key(key)]
+    if taken:
+        raise ValueError(f"max_frames_per_traj would add 'step_count', but the env has {taken[0]!r} already")
+    if "truncated" not in env.done_keys:
+        env.add_truncated_keys()
+
+
+def make_assembler(trajs_per_batch: int | None, traj_format: str) -> TrajectoryAssembler | None:
+    if traj_format not in ("padded", "cat"):
+        raise ValueError(f"traj_format must be 'padded' or 'cat', got {traj_format!r}")
+    if trajs_per_batch is None:
+        if traj_format != "padded":
+            raise ValueError("traj_format goes with trajs_per_batch")
+        return None
+    if isinstance(trajs_per_batch, bool) or trajs_per_batch < 1:
+        raise ValueError(f"trajs_per_batch must be at least 1, got {trajs_per_batch}")
+    return TrajectoryAssembler(trajs_per_batch, traj_format)  # type: ignore[arg-type]
+
+
+def policy_wrapper(compile_policy: Any, cudagraph_policy: Any) -> Callable[[Any], Any] | None:
+    if compile_policy and cudagraph_policy:
+        raise ValueError("give either compile_policy or cudagraph_policy, not both")
+    if cudagraph_policy:
+        if not torch.cuda.is_available():
+            raise RuntimeError("cudagraph_policy needs CUDA, which this machine (or this build of torch) has not")
+        from tensordict.nn import CudaGraphModule
+
+        kwargs = cudagraph_policy if isinstance(cudagraph_policy, dict) else {}
+        return lambda function: CudaGraphModule(function, **kwargs)
+    if compile_policy:
+        kwargs = compile_policy if isinstance(compile_policy, dict) else {}
+        return lambda function: torch.compile(function, **kwargs)
+    return None
+
+
+def on_device(policy: Any, device: torch.device | None) -> Any:
+    """The user's own policy where it is on the right device already, else a copy there."""
+    if policy is None:
+        return RandomPolicy()
+    if device is None or parameter_devices(policy) <= {device}:
+        return policy
+    return copy.deepcopy(policy).requires_grad_(False).to(device)
+
+
+def casting_device(policy_device: torch.device | None, env: EnvBase) -> torch.device | None:
+    """Where observations must be moved for the policy; None if they are there already."""
+    if policy_device is None:
+        return None
+    where = {field.device for field in env.row_layout().carried}
+    return None if where == {policy_device} else policy_device
+
+
+def random_specs(policy: Any) -> dict[Any, Any] | None:
+    if not isinstance(policy, RandomPolicy) or policy.action_spec is None:
+        return None
+    if isinstance(policy.action_spec, Composite):
+        return dict(policy.action_spec.items(True, True))
+    return {policy.action_key: policy.action_spec}

@@ -1,0 +1,323 @@
+"""Gymnasium envs of a kind, stepped one after the other in this process, on rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from swath.envs.base import next_seed
+from swath.envs.gym_spaces import (
+    ObservationLeaf,
+    action_builder,
+    action_leaves,
+    observation_leaves,
+    torch_dtype,
+)
+from swath.envs.rows import RowEnv
+from swath.envs.specs import Composite, Spec, Unbounded
+from swath.errors import EnvDataError
+from swath.rollout.layout import as_key, show
+from swath.rollout.strip import Strip
+
+
+class GymRowEnv(RowEnv):
+    """One or several ``gymnasium.Env`` of the same spaces as one env; ``GymEnv`` and ``SerialEnv`` are made of it."""
+
+    def __init__(
+        self,
+        gym_envs: Sequence[gymnasium.Env],
+        *,
+        batch_size: Sequence[int],
+        device: torch.device | str | None = None,
+        categorical_action_encoding: bool = False,
+        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+    ) -> None:
+        super().__init__(batch_size=batch_size, device=device)
+        self.gym_envs = list(gym_envs)
+        self.categorical_action_encoding = categorical_action_encoding
+        #: Seeds that the next reset of each env will use.
+        self.pending_seeds: list[int | None] = [None] * len(self.gym_envs)
+        first = self.gym_envs[0]
+        self.observation_leaves = observation_leaves(first.observation_space, categorical_action_encoding)
+        self.action_leaves = action_leaves(first.action_space, categorical_action_encoding)
+        self.info_specs = self._find_info_specs(info_keys)
+        lead = self.batch_size
+        self.observation_spec = Composite(
+            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.observation_leaves},  # type: ignore[misc]
+            shape=lead,
+        ).update(Composite({k: s.expand(*lead, *s.shape) for k, s in self.info_specs.items()}, shape=lead))
+        self.full_action_spec = Composite(
+            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.action_leaves},  # type: ignore[misc]
+            shape=lead,
+        )
+        #: Casts that the first reset showed to be needed, by leaf key (see ``GymStepper``).
+        self.declared_casts: dict[tuple[str, ...], np.dtype] = {}
+
+    def _find_info_specs(self, info_keys: Sequence[str] | Mapping[str, Spec]) -> dict[str, Spec]:
+        if isinstance(info_keys, Mapping):
+            return dict(info_keys)
+        if not info_keys:
+            return {}
+        if isinstance(info_keys, str):
+            info_keys = [info_keys]
+        # Most envs fill their info on a step only: take one, to see real values.
+        env = self.gym_envs[0]
+        _, info = env.reset()
+        if not set(info_keys) <= set(info):
+            info = {**info, **env.step(env.action_space.sample())[4]}
+        specs: dict[str, Spec] = {}
+        for name in info_keys:
+            if name not in info:
+                known = ", ".join(map(repr, sorted(info))) or "none"
+                raise KeyError(
+                    f"{describe(env)}: its info has no {name!r} (it has: {known}); if it comes later in an episode, "
+                    f"say its shape: info_keys={{{name!r}: Unbounded((...,))}}"
+                )
+            value = np.asarray(info[name])
+            specs[name] = Unbounded(value.shape, torch_dtype(value.dtype, f"info[{name!r}]"))
+        return specs
+
+    def bind(self, strip: Strip) -> GymStepper:
+        return GymStepper(self, strip)
+
+    def _set_seed(self, seed: int) -> None:
+        for index in range(len(self.gym_envs)):
+            self.pending_seeds[index] = seed
+            seed = next_seed(seed)
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        if seed is None:
+            return None
+        if static_seed:
+            self.pending_seeds = [int(seed)] * len(self.gym_envs)
+            return seed
+        self._set_seed(int(seed))
+        for _ in self.gym_envs:
+            seed = next_seed(int(seed))
+        return seed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The envs' random generators; what an episode is in the middle of is the env's own and cannot be saved."""
+        states = [env.unwrapped.np_random.bit_generator.state for env in self.gym_envs]
+        return {"np_random": states, "pending_seeds": list(self.pending_seeds)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        states = state_dict.get("np_random", [])
+        if len(states) != len(self.gym_envs):
+            if strict:
+                raise ValueError(f"state of {len(states)} envs given to {len(self.gym_envs)}")
+            return
+        for env, state in zip(self.gym_envs, states, strict=True):
+            env.unwrapped.np_random.bit_generator.state = state
+        self.pending_seeds = list(state_dict["pending_seeds"])
+
+    def _close(self) -> None:
+        for env in self.gym_envs:
+            env.close()
+
+
+class GymStepper:
+    """``GymRowEnv`` bound to a strip. What differs between envs is resolved here, so that ``step`` only steps."""
+
+    fillers: list[tuple[int, list[int]]] | None = None
+
+    def __init__(self, env: GymRowEnv, strip: Strip) -> None:
+        self._env = env
+        self._strip = strip
+        self._num_envs = strip.num_envs
+        self._all = range(strip.num_envs)
+        self._steps = [gym_env.step for gym_env in env.gym_envs]
+        self._action_rows = [list(strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
+        self._decoders = [leaf.decode for leaf in env.action_leaves]
+        self._build = action_builder(env.gym_envs[0].action_space, env.action_leaves)
+        self._rewards: Any = strip.outcomes["reward",].flat
+        self._infos = [(name, strip.carried[as_key(name)].in_numpy, spec) for name, spec in env.info_specs.items()]
+        # (leaf, flat memory, entries per env)
+        self._leaves: list[tuple[ObservationLeaf, Any, int]] = [
+            (leaf, strip.carried[leaf.key].flat, leaf.spec.shape.numel()) for leaf in env.observation_leaves
+        ]
+        simple = len(self._leaves) == 1 and not self._infos and len(self._decoders) == 1
+        leaf = env.observation_leaves[0]
+        if simple and leaf.prepare is None and leaf.path == () and not env.declared_casts:
+            self.step = self._step_vector_observation
+
+    def _step_vector_observation(self, t: int, env_ids: Sequence[int] | None = None) -> list[int] | None:
+        """``step`` for the commonest envs: the observation is one vector, the action one leaf."""
+        steps, rewards = self._steps, self._rewards
+        _, memory, size = self._leaves[0]
+        actions = self._decoders[0](self._action_rows[0][t])
+        first = t * self._num_envs
+        offset = (first + self._num_envs) * size
+        ended = None
+        env = 0
+        observation = None
+        try:
+            for env in self._all if env_ids is None else env_ids:
+                observation, rewards[first + env], terminated, truncated, _ = steps[env](actions[env])
+                start = offset + env * size
+                memory[start : start + size] = observation
+                if terminated or truncated:
+                    ended = self._mark_end(t, env, terminated, truncated, ended)
+        except Exception as error:
+            self._explain(error, "step", t, env, observation)
+        return ended
+
+    def step(self, t: int, env_ids: Sequence[int] | None = None) -> list[int] | None:
+        decoded = [decode(rows[t]) for decode, rows in zip(self._decoders, self._action_rows, strict=True)]
+        first = t * self._num_envs
+        ended = None
+        env = 0
+        observation = None
+        try:
+            for env in self._all if env_ids is None else env_ids:
+                action = self._build(decoded, env)
+                observation, self._rewards[first + env], terminated, truncated, info = self._steps[env](action)
+                self._write(t + 1, env, observation)
+                if self._infos:
+                    self._write_info(t + 1, env, info, required=True)
+                if terminated or truncated:
+                    ended = self._mark_end(t, env, terminated, truncated, ended)
+        except Exception as error:
+            self._explain(error, "step", t, env, observation)
+        return ended
+
+    def _mark_end(self, t: int, env: int, terminated: Any, truncated: Any, ended: list[int] | None) -> list[int]:
+        self._strip.terminated[t, env] = terminated
+        self._strip.truncated[t, env] = truncated
+        if ended is None:
+            return [env]
+        ended.append(env)
+        return ended
+
+    def reset(self, row: int, env_ids: Sequence[int], *, list_of_kwargs: Any = None, **kwargs: Any) -> None:
+        env = 0
+        observation = None
+        seeds = self._env.pending_seeds
+        try:
+            for env in env_ids:
+                gym_env = self._env.gym_envs[env]
+                observation = None
+                own = kwargs if list_of_kwargs is None else {**kwargs, **list_of_kwargs[env]}
+                if seeds[env] is None:
+                    observation, info = gym_env.reset(**own)
+                else:
+                    observation, info = gym_env.reset(seed=seeds[env], **own)
+                    seeds[env] = None
+                self._write(row, env, observation)
+                if self._infos:
+                    self._write_info(row, env, info, required=False)
+        except Exception as error:
+            if not self._casts_can_mend(observation, error):
+                self._explain(error, "reset", row, env, observation)
+            self._write(row, env, observation)
+            rest = list(env_ids)[list(env_ids).index(env) + 1 :]
+            self.reset(row, rest, list_of_kwargs=list_of_kwargs, **kwargs)
+
+    def _write(self, row: int, env: int, observation: Any) -> None:
+        index = row * self._num_envs + env
+        casts = self._env.declared_casts
+        for leaf, memory, size in self._leaves:
+            value = leaf.pick(observation)
+            if leaf.key in casts:
+                value = np.asarray(value).astype(casts[leaf.key])
+            if leaf.prepare is not None:
+                value = leaf.prepare(value)
+            memory[index * size : (index + 1) * size] = value
+
+    def _write_info(self, row: int, env: int, info: dict[str, Any], *, required: bool) -> None:
+        for name, array, spec in self._infos:
+            if name in info:
+                value = np.asarray(info[name])
+                if value.shape != tuple(spec.shape):
+                    raise EnvDataError(f"info[{name!r}] has shape {value.shape}, expected {tuple(spec.shape)}")
+                array[row, env] = value
+            elif required:
+                raise EnvDataError(f"info has no {name!r}, which info_keys asks for")
+            else:
+                array[row, env] = 0  # a reset often has no info yet
+
+    # -- what went wrong -----------------------------------------------------------------------------------------
+
+    def _casts_can_mend(self, observation: Any, error: Exception) -> bool:
+        """Whether an env's dtype differs from what its space declares; said once, then cast as declared.
+
+        Only before any step was taken: an env that changes its dtype later has a bug.
+        """
+        if self._env.declared_casts or observation is None or not isinstance(error, (ValueError, TypeError)):
+            return False
+        casts = {}
+        for leaf in self._env.observation_leaves:
+            if not isinstance(leaf.space, (spaces.Box, spaces.MultiBinary)):
+                continue
+            try:
+                value = np.asarray(leaf.pick(observation))
+            except Exception:
+                return False
+            if value.shape != leaf.space.shape or value.dtype.kind not in "fiub":
+                return False
+            if value.dtype != leaf.space.dtype:
+                casts[leaf.key] = leaf.space.dtype
+                warnings.warn(
+                    f"{describe(self._env.gym_envs[0])}: observation {show(leaf.key)} is {value.dtype}, its space says "
+                    f"{leaf.space.dtype}; every observation will be cast to {leaf.space.dtype}. To silence this, let "
+                    "the env return what its space declares",
+                    stacklevel=2,
+                )
+        if not casts:
+            return False
+        self._env.declared_casts = casts
+        self.__dict__.pop("step", None)  # the generic step knows about casts
+        return True
+
+    def _explain(self, error: Exception, call: str, t: int, env: int, observation: Any) -> NoReturn:
+        """Raise ``error`` with the place named: as it is if the env raised it, else as an ``EnvDataError``."""
+        gym_env = self._env.gym_envs[env]
+        who = f"env {env} ({describe(gym_env)})"
+        where = f"{call} (row {t} of the strip)" if self._strip.num_steps > 1 else call
+        traceback = error.__traceback__
+        raised_inside_env = False
+        while traceback is not None:
+            raised_inside_env |= not traceback.tb_frame.f_globals.get("__name__", "").startswith("swath.envs.gym")
+            traceback = traceback.tb_next
+        if raised_inside_env:
+            error.add_note(f"swath: raised by {who} in its {where}")
+            raise error
+        problem = self._find_problem(observation) or str(error)
+        if isinstance(error, ValueError) and "unpack" in str(error):
+            expected = "(observation, reward, terminated, truncated, info)" if call == "step" else "(observation, info)"
+            problem = f"{call}() must return {expected}: {error}"
+        raise EnvDataError(f"{who}, {where}: {problem}") from error
+
+    def _find_problem(self, observation: Any) -> str | None:
+        for leaf in self._env.observation_leaves:
+            problem = _leaf_problem(leaf, observation)
+            if problem:
+                return f"observation {show(leaf.key)} {problem}"
+        return None
+
+
+def _leaf_problem(leaf: ObservationLeaf, observation: Any) -> str | None:
+    try:
+        value = leaf.pick(observation)
+    except (KeyError, IndexError, TypeError):
+        return f"is missing from what the env returned ({type(observation).__name__})"
+    if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return None if leaf.space.contains(value) else f"is {value!r}, which is not in {leaf.space}"
+    shape, dtype = np.shape(value), getattr(value, "dtype", type(value).__name__)
+    if shape != leaf.space.shape:
+        return f"has shape {shape}, its space says {leaf.space.shape}"
+    if dtype != leaf.space.dtype:
+        return f"has dtype {dtype}, its space says {leaf.space.dtype}"
+    return None
+
+
+def describe(env: gymnasium.Env) -> str:
+    """An env's id, or its class where it has none."""
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(env.unwrapped).__name__

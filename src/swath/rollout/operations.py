@@ -1,0 +1,135 @@
+"""Operations: the calls of a plan as functions on a list of values, one entry a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from swath.errors import PolicyOutputError
+from swath.rollout.functional import stack_functions
+from swath.rollout.layout import Key, as_key, nested, show
+from swath.rollout.policies import PolicyCall, SampleCall, TensorCall
+from swath.rollout.sampling import sampler_for
+
+#: Reads and writes entries of a list of values.
+Operation = Callable[[list[Any]], None]
+
+RETURNED_NONE = "the policy returned None; it must return the TensorDict that it wrote to, or a new one"
+
+
+class Slots:
+    """Numbers for keys: a list index is cheaper than a dictionary's tuple."""
+
+    def __init__(self) -> None:
+        self.of: dict[Key, int] = {}
+
+    def __getitem__(self, key: Key) -> int:
+        return self.of.setdefault(key, len(self.of))
+
+    def many(self, keys: Sequence[Key]) -> tuple[int, ...]:
+        return tuple(self[key] for key in keys)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a policy that takes a TensorDict finds there besides its inputs."""
+
+    batch_size: torch.Size
+    device: torch.device | None
+    has_truncated: bool
+
+    def tensordict(self, leaves: dict[Key, torch.Tensor]) -> TensorDict:
+        """The leaves with the flags of a running episode: none is set."""
+        names = ("done", "terminated", "truncated") if self.has_truncated else ("done", "terminated")
+        flag = torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device)
+        return TensorDict(
+            {**{name: flag.clone() for name in names}, **nested(leaves)}, batch_size=self.batch_size, device=self.device
+        )
+
+
+def operation(call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reuse_memory: bool) -> Operation:
+    """A call as an operation; ``reuse_memory`` if nothing but operations of ours sees its result."""
+    if isinstance(call, SampleCall) and call.draws_at_random:
+        return _sampling(call, slots)
+    if isinstance(call, TensorCall):
+        assert call.out_keys is not None
+        ins, outs = slots.many(call.in_keys), slots.many(call.out_keys)
+        if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
+            return _stack(stack_functions(call.function, result_leaves=not reuse_memory), ins[0], outs[0])
+        return _tensors(call.function, ins, outs)
+    return _tensordict(call, slots, surroundings)
+
+
+def _stack(functions: list[Any], source: int, target: int) -> Operation:
+    def run(values: list[Any]) -> None:
+        value = values[source]
+        for function in functions:
+            value = function(value)
+        values[target] = value
+
+    return run
+
+
+def _tensors(function: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int, ...]) -> Operation:
+    def run(values: list[Any]) -> None:
+        result = function(*[values[slot] for slot in ins])
+        if len(outs) == 1:
+            values[outs[0]] = result[0] if isinstance(result, (tuple, list)) else result
+            return
+        for slot, value in zip(outs, result, strict=True):
+            values[slot] = value
+
+    return run
+
+
+def _sampling(call: SampleCall, slots: Slots) -> Operation:
+    module = call.module
+    kind: Any = module.distribution_class
+    constants: dict[str, Any] = dict(module.distribution_kwargs)
+    names: list[str] = [as_key(name)[-1] for name in module.dist_keys]
+    sources = list(zip(names, slots.many(call.in_keys), strict=True))
+    sample = slots[as_key(module.dist_sample_keys[0])]
+    log_prob = slots[as_key(module.log_prob_key)] if module.return_log_prob else None
+
+    direct = sampler_for(kind, names, constants)
+
+    def run(values: list[Any]) -> None:
+        if direct is not None:
+            drawn = direct(**{name: values[slot] for name, slot in sources})
+            if drawn is not None:
+                values[sample] = drawn[0]
+                if log_prob is not None:
+                    values[log_prob] = drawn[1]
+                return
+        distribution = kind(**{name: values[slot] for name, slot in sources}, **constants)
+        drawn = distribution.rsample() if distribution.has_rsample else distribution.sample()
+        values[sample] = drawn
+        if log_prob is not None:
+            values[log_prob] = distribution.log_prob(drawn)
+
+    return run
+
+
+def _tensordict(call: PolicyCall, slots: Slots, surroundings: Surroundings) -> Operation:
+    function = call.module if isinstance(call, SampleCall) else call.function  # type: ignore[union-attr]
+    assert call.out_keys is not None
+    visible = [(key, slot) for key, slot in slots.of.items() if key[0] != "next"]
+    outs = [(key, slots[key]) for key in call.out_keys]
+
+    def run(values: list[Any]) -> None:
+        result = function(
+            surroundings.tensordict({key: values[slot] for key, slot in visible if values[slot] is not None})
+        )
+        if result is None:
+            raise PolicyOutputError(RETURNED_NONE)
+        for key, slot in outs:
+            value = result.get(key, None)
+            if value is None:
+                raise PolicyOutputError(f"the policy wrote {show(key)} on its first call, but not now")
+            values[slot] = value
+
+    return run
