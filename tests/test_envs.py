@@ -52,6 +52,7 @@ class SpaceEnv(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
+            self.actions = []
         return self._sample(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
@@ -426,6 +427,108 @@ def test_serial_env_of_serial_envs() -> None:
     assert batch.shape == (2, 3, 10)
 
 
+def test_serial_env_of_envs_that_differ_in_what_specs_do_not_say() -> None:
+    raw = [SpaceEnv(BOX, spaces.Discrete(3)), SpaceEnv(BOX, spaces.Discrete(3, start=5))]
+    env = SerialEnv(2, [lambda e=e: GymWrapper(e) for e in raw])
+    Collector(env, frames_per_batch=60).rollout()
+    assert {int(action) for action in raw[1].actions} == {5, 6, 7}
+
+
+def test_a_subclass_that_changes_the_step_is_obeyed() -> None:
+    class Doubled(GymWrapper):
+        def _step(self, tensordict: Any) -> TensorDict:
+            out = super()._step(tensordict)
+            return out.set("reward", out["reward"] * 2)
+
+    plain = GymWrapper(CountingEnv(10**6)).rollout(3, lambda observation: torch.eye(3)[0])["next", "reward"]
+    (batch,) = Collector(
+        Doubled(CountingEnv(10**6)), lambda observation: torch.eye(3)[0], frames_per_batch=3, total_frames=3
+    )
+    assert torch.equal(batch["next", "reward"], plain * 2)
+    several = SerialEnv(2, lambda: Doubled(CountingEnv(10**6)))
+    (batch,) = Collector(several, lambda observation: torch.eye(3)[:1].expand(2, 3), frames_per_batch=6, total_frames=6)
+    assert torch.equal(batch["next", "reward"][1], plain * 2)
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_a_tensordict_env_may_keep_the_action_it_was_given(num_steps: int) -> None:
+    class Remembers(CountingTensorDictEnv):
+        last: Any = None
+
+        def _step(self, tensordict: Any) -> TensorDict:
+            out = super()._step(tensordict)
+            before, self.last = self.last, tensordict["action"]
+            tensordict["observation"].zero_()
+            return out.set("reward", torch.zeros(1) if before is None else (self.last - before).abs().sum()[None])
+
+    numbers = iter(range(100))
+    collector = Collector(
+        Remembers(10**6),
+        lambda observation: torch.full((3,), float(next(numbers))),
+        frames_per_batch=num_steps,
+        total_frames=10,
+    )
+    data = torch.cat(list(collector))
+    assert data["next", "reward"].flatten().tolist()[1:] == [3] * 9
+    assert data["observation"][:, 1].tolist() == list(range(10))
+
+
+def test_done_without_terminated_is_truncated() -> None:
+    class Done(CountingTensorDictEnv):
+        def _step(self, tensordict: Any) -> TensorDict:
+            out = super()._step(tensordict).exclude("truncated")
+            over = torch.tensor([self.inner.step_count == 3])
+            return out.set("done", over).set("terminated", torch.zeros(1, dtype=torch.bool))
+
+    batch = Collector(Done(10**6), frames_per_batch=6).rollout()
+    assert batch["next", "done"].flatten().tolist() == [False, False, True] * 2
+    assert torch.equal(batch["next", "done"], batch["next", "truncated"])
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_rewards_as_envs_give_them(num_envs: int) -> None:
+    class Rewards(CountingEnv):
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            kinds = [int, float, np.float32, np.float64, np.array, lambda r: np.array([r]), lambda r: np.array([[r]])]
+            return observation, kinds[self.step_count % len(kinds)](float(int(reward))), *rest
+
+    env = SerialEnv(num_envs, lambda: GymWrapper(Rewards(10**6)))
+    batch = Collector(
+        env, lambda observation: torch.eye(3)[:1].expand(num_envs, 3), frames_per_batch=20 * num_envs
+    ).rollout()
+    assert batch["next", "reward"].squeeze(-1).tolist() == [list(range(1, 21))] * num_envs
+
+
+def test_reserved_names_in_an_observation() -> None:
+    with pytest.raises(ValueError, match="'reward', which is the name of something else"):
+        GymWrapper(SpaceEnv(spaces.Dict(reward=BOX), BOX))
+
+
+def test_info_that_changes_its_kind() -> None:
+    class Scores(CountingEnv):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return *rest, {"score": 0 if self.step_count < 3 else 2.5}
+
+    with pytest.raises(
+        EnvDataError, match=r"info\['score'\] is float64, on its first step it was int64; say its dtype"
+    ):
+        Collector(GymWrapper(Scores(10**6), info_keys=["score"]), frames_per_batch=6).rollout()
+    env = GymWrapper(Scores(10**6), info_keys={"score": Unbounded(())})
+    assert Collector(env, frames_per_batch=4).rollout()["next", "score"].tolist() == [0, 0, 2.5, 2.5]
+
+
+def test_a_reset_with_another_dtype_later_is_an_error() -> None:
+    class Doubles(CountingEnv):
+        def _observe(self, action: float) -> Any:
+            observation = super()._observe(action)
+            return observation.astype("float64") if self.episode > 2 and self.step_count == 0 else observation
+
+    with pytest.raises(EnvDataError, match="reset: observation 'observation' has dtype float64"):
+        Collector(GymWrapper(Doubles(3)), frames_per_batch=40).rollout()
+
+
 def test_gym_env_with_num_envs() -> None:
     assert GymEnv("CartPole-v1", num_envs=3).batch_size == (3,)
 
@@ -464,11 +567,19 @@ def test_vector_env_without_metadata() -> None:
         GymWrapper(inner)
 
 
-def test_an_env_that_runs_far_ahead_of_the_others_is_cut() -> None:
+def uneven(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int]) -> EnvBase:
+    """A vector env with fillers whose envs advance very unevenly, and little memory for it."""
+    monkeypatch.setattr("swath.rollout.ragged.MAX_WAITING_STEPS", 1)
+    inner = SyncVectorEnv([lambda n=n: CountingEnv(n) for n in lengths], autoreset_mode=AutoresetMode.NEXT_STEP)
+    return GymWrapper(Hidden(inner))
+
+
+def test_an_env_that_runs_far_ahead_of_the_others_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     # Env 0 is a filler every other step, env 1 never: after some batches it must be cut, and marked where it is.
-    inner = SyncVectorEnv([lambda: CountingEnv(1), lambda: CountingEnv(10**6)], autoreset_mode=AutoresetMode.NEXT_STEP)
-    collector = Collector(GymWrapper(Hidden(inner)), frames_per_batch=20, total_frames=400)
-    data = torch.cat(list(collector), 1)
+    collector = Collector(uneven(monkeypatch, (1, 10**6)), frames_per_batch=20, total_frames=400)
+    with pytest.warns(UserWarning, match=r"env 1 .* got 20 steps ahead .* AutoresetMode.DISABLED") as caught:
+        data = torch.cat(list(collector), 1)
+    assert len(caught) == 1
     assert bool(data["next", "done"][0].all())
     ids, count = data["collector", "traj_ids"][1], data["observation"][1, :, 1]
     gaps = (count.diff() != 1).nonzero().reshape(-1)
@@ -478,6 +589,45 @@ def test_an_env_that_runs_far_ahead_of_the_others_is_cut() -> None:
     assert torch.equal((ids.diff() != 0).nonzero().reshape(-1), gaps)
     steps = data["next", "observation"][1, :, 1] - data["observation"][1, :, 1]
     assert bool((steps == 1).all())
+
+
+@pytest.mark.filterwarnings("ignore:env . of a vector env in NEXT_STEP")
+def test_what_was_cut_is_no_whole_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = uneven(monkeypatch, (1, 30))
+    collector = Collector(env, frames_per_batch=16, total_frames=2000, trajs_per_batch=1, traj_format="cat")
+    whole = 0
+    for episode in collector:
+        count = episode["observation"][:, 1]
+        assert count.tolist() == list(range(len(count))), "an episode that begins in its middle, or has a hole"
+        whole += 1
+    assert whole > 500
+
+
+def test_frames_that_wait_are_kept_by_default() -> None:
+    inner = SyncVectorEnv([lambda: CountingEnv(1), lambda: CountingEnv(50)], autoreset_mode=AutoresetMode.NEXT_STEP)
+    data = torch.cat(list(Collector(GymWrapper(Hidden(inner)), frames_per_batch=4, total_frames=800)), 1)
+    same = ~data["next", "done"][1, :-1, 0]
+    assert bool((data["observation"][1, 1:, 1][same] == data["observation"][1, :-1, 1][same] + 1).all())
+
+
+def test_fillers_with_an_interruptor_never_give_an_empty_batch() -> None:
+    class AfterEveryStep:
+        def collection_stopped(self) -> bool:
+            return True
+
+    inner = SyncVectorEnv([lambda: CountingEnv(1)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    collector = Collector(
+        GymWrapper(Hidden(inner)), frames_per_batch=8, total_frames=20, interruptor=AfterEveryStep(), set_truncated=True
+    )
+    assert {batch.shape[1] for batch in collector} == {1}
+
+
+def test_serial_env_of_vector_envs_with_fillers_is_refused() -> None:
+    def make() -> EnvBase:
+        return GymWrapper(Hidden(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)))
+
+    with pytest.raises(EnvError, match="filler steps cannot be left out"):
+        SerialEnv(2, make)
 
 
 @pytest.mark.parametrize("total", [2, 7, 25])
@@ -515,6 +665,9 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
         )
         for mode in AutoresetMode
     },
+    "vector, one-hot choices": lambda: GymWrapper(
+        SyncVectorEnv([lambda: SpaceEnv(spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([2, 2]))] * 3)
+    ),
     "vector CartPole": lambda: GymWrapper(
         gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")
     ),

@@ -70,6 +70,11 @@ class Custom(nn.Module):
         return self.second(torch.relu(self.first(observation)))
 
 
+class AsksForFlag(Custom):
+    def forward(self, observation: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
+        return super().forward(observation) * ~done
+
+
 class MutatesItsInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -275,6 +280,9 @@ KINDS: dict[str, Callable[[], Any]] = {
         LSTMNet(), in_keys=["observation", "h", "c"], out_keys=["action", ("next", "h"), ("next", "c")]
     ),
     "recurrent, on TensorDicts": RecurrentOnTensorDicts,
+    "asks for a flag": lambda: TensorDictModule(
+        AsksForFlag(), in_keys=["observation", "done"], out_keys=["action"]
+    ),
     "action mask": masked,
     "convolutional": convolutional,
 }  # fmt: skip
@@ -326,6 +334,7 @@ def compare(policy: Any, env: EnvBase, exploration: InteractionType = Interactio
             root = TensorDict(
                 {key: strip.carried[key].rows[row].clone() for key in first}, batch_size=env.batch_size
             ).update(states)
+            root.update({flag: torch.zeros((*env.batch_size, 1), dtype=torch.bool) for flag in env.done_keys})
             given = root.clone()
             torch.manual_seed(row)
             expected = reference(policy, given)
@@ -603,8 +612,83 @@ def test_output_that_changes_shape_or_dtype_is_refused() -> None:
         calls += 1
         return observation[:3], torch.zeros(2 if calls > 5 else 1)
 
-    with pytest.raises(PolicyOutputError, match=r"'output1' at step .* shape \(2,\)"):
+    with pytest.raises(PolicyOutputError, match=r"'output1' is shape \(2,\)(.|\n)*in step 4 of this batch"):
         collect_with(policy)
+
+
+@pytest.mark.parametrize("later", [None, (1, 2), "text"])
+def test_output_that_is_no_tensor_later(later: Any) -> None:
+    calls = 0
+
+    def policy(observation: torch.Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return later if calls == 4 else torch.ones(3)
+
+    with pytest.raises(PolicyOutputError, match=r"the policy's 'action' is .*; on its first call it was of shape"):
+        collect_with(policy)
+
+
+def test_a_policy_that_raises_later_is_named() -> None:
+    calls = 0
+
+    def policy(observation: torch.Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return torch.ones(3) / (calls != 7 or 1 // 0)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        collect_with(policy)
+    assert "swath: raised by the policy, in step 5 of this batch" in caught.value.__notes__
+
+
+def test_what_overrides_the_call_of_a_module_is_called() -> None:
+    class Adds(TensorDictModule):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().__call__(*args, **kwargs)
+            return out.set("action", out["action"] + 3)
+
+    compare(Adds(mlp(), ["observation"], ["action"]), make_env("", 2))
+    policy = deterministic()
+    last = policy.module[-1]
+    last.forward = lambda x: nn.Linear.forward(last, x) + 5
+    compare(policy, make_env("", 2))
+    seen = []
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(module))
+    try:
+        compare(deterministic(), make_env("", 2))
+    finally:
+        hook.remove()
+    assert len(seen) == 2 * 7 * 3 + 7  # module, stack and five layers: three ordinary calls, three steps, the first
+
+
+def test_a_layer_that_starts_to_work_in_place_later() -> None:
+    net = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)).eval()
+    collector = Collector(make_env("", 2), TensorDictModule(net, ["observation"], ["action"]), frames_per_batch=12)
+    first = collector.rollout()
+    net.train()
+    second = collector.rollout()
+    assert torch.equal(
+        first["next", "observation"][:, :-1][~first["next", "done"][:, :-1, 0]],
+        first["observation"][:, 1:][~first["next", "done"][:, :-1, 0]],
+    )
+    assert bool((second["observation"][..., 0] >= 1).all())  # the episode number, never dropped to 0
+    assert bool((second["observation"][..., 0] == second["observation"][..., 0].round()).all())
+
+
+def test_a_buffer_that_the_first_call_reassigns() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return observation[..., :3]
+
+    policy = Counts()
+    collect_with(policy)
+    assert int(policy.calls) == 20
 
 
 def test_unknown_state_shape_tells_how_to_say_it() -> None:

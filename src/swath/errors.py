@@ -9,6 +9,7 @@ SwathError
 │   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
 ├── NonFiniteData (FloatingPointError)   check_finite=True met a NaN or an infinity
 ├── CollectorClosed (RuntimeError)       the collector was used after shutdown()
+├── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 └── MissingExtra (ImportError)           a feature needs a package that is not installed
 
 An exception that a user's env or policy raises is not wrapped: it keeps its type, and a note
@@ -23,6 +24,7 @@ __all__ = [
     "EnvDataError",
     "EnvError",
     "MissingExtra",
+    "NoLength",
     "NonFiniteData",
     "PolicyError",
     "PolicyInputError",
@@ -67,6 +69,10 @@ class NonFiniteData(SwathError, FloatingPointError):
 
 class CollectorClosed(SwathError, RuntimeError):
     """A collector was used after ``shutdown()``."""
+
+
+class NoLength(SwathError, RuntimeError, TypeError):
+    """``len()`` of a collector that cannot know it; a TypeError, so that ``list`` and ``tqdm`` go on without."""
 
 
 class MissingExtra(SwathError, ImportError):

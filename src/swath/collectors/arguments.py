@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import torch
 
+from swath.collectors.base import positive_int
 from swath.collectors.devices import parameter_devices
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
@@ -18,6 +19,21 @@ from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.specs import Composite
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.layout import as_key
+
+#: Arguments of other collectors, or of later versions; leaving them at None changes nothing.
+NOT_YET = (
+    "weight_updater",
+    "weight_sync_schemes",
+    "weight_recv_schemes",
+    "auto_register_policy_transforms",
+    "trajs_per_write",
+    "backend",
+    "backend_options",
+    "num_collectors",
+    "sync",
+    "worker_idx",
+    "traj_pool",
+)
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
@@ -44,8 +60,12 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
 
 
 def refuse_unknown(unknown: Mapping[str, Any], collector: type) -> None:
+    unknown = {name: value for name, value in unknown.items() if not (name in NOT_YET and value is None)}
     if not unknown:
         return
+    for name in unknown:
+        if name in NOT_YET:
+            raise TypeError(f"{collector.__name__}: {name} is not supported by this version of swath")
     known = [name for name in inspect.signature(collector.__init__).parameters if name not in ("self", "unknown")]
     hints = []
     for name in unknown:
@@ -66,16 +86,15 @@ def prepare_for_limit(env: EnvBase) -> None:
         env.add_truncated_keys()
 
 
-def make_assembler(trajs_per_batch: int | None, traj_format: str) -> TrajectoryAssembler | None:
+def make_assembler(trajs_per_batch: int | None, traj_format: str | None) -> TrajectoryAssembler | None:
+    traj_format = "padded" if traj_format is None else traj_format
     if traj_format not in ("padded", "cat"):
         raise ValueError(f"traj_format must be 'padded' or 'cat', got {traj_format!r}")
     if trajs_per_batch is None:
         if traj_format != "padded":
             raise ValueError("traj_format goes with trajs_per_batch")
         return None
-    if isinstance(trajs_per_batch, bool) or trajs_per_batch < 1:
-        raise ValueError(f"trajs_per_batch must be at least 1, got {trajs_per_batch}")
-    return TrajectoryAssembler(trajs_per_batch, traj_format)  # type: ignore[arg-type]
+    return TrajectoryAssembler(positive_int("trajs_per_batch", trajs_per_batch), traj_format)  # type: ignore[arg-type]
 
 
 def policy_wrapper(compile_policy: Any, cudagraph_policy: Any) -> Callable[[Any], Any] | None:

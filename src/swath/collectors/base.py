@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from swath.collectors.finite import require_finite
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
-from swath.errors import CollectorClosed
+from swath.errors import CollectorClosed, NoLength
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Budget:
 
     @classmethod
     def resolve(cls, frames_per_batch: Any, total_frames: Any, num_envs: int) -> Budget:
-        frames = _positive_int("frames_per_batch", frames_per_batch)
+        frames = positive_int("frames_per_batch", frames_per_batch)
         steps = -(-frames // num_envs)
         if steps * num_envs != frames:
             warnings.warn(
@@ -40,7 +41,7 @@ class Budget:
                 f"({steps} steps of each)",
                 stacklevel=4,
             )
-        if total_frames is None or total_frames < 0:
+        if total_frames is None or total_frames < 0 or total_frames == float("inf"):
             return cls(num_envs, steps, None)
         if total_frames != int(total_frames):
             raise ValueError(f"total_frames must be a whole number, or -1 for endless; got {total_frames!r}")
@@ -69,12 +70,13 @@ class Budget:
         return full + bool(rest // self.num_envs) + bool(rest % self.num_envs)
 
 
-def _positive_int(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+def positive_int(name: str, value: Any) -> int:
+    """``value`` as an integer of at least 1, whatever number it is written as."""
+    if isinstance(value, bool) or not isinstance(value, Real) or value != int(value):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-    return int(value)
+    return int(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,12 @@ class Postprocessing:
     def apply(self, batch: TensorDictBase) -> Any:
         if self.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
-        return batch if self.postproc is None else self.postproc(batch)
+        if self.postproc is None:
+            return batch
+        processed = self.postproc(batch)
+        if processed is None:
+            raise TypeError("postproc returned None; it must return the batch, also if it changed it in place")
+        return processed
 
 
 class BaseCollector(IterableDataset):
@@ -160,7 +167,7 @@ class BaseCollector(IterableDataset):
 
     def iterator(self) -> Iterator[Any]:
         """The generator behind iteration."""
-        while not self._complete:
+        while not self._complete or (self._assembler is not None and self._assembler.has_batch):
             batch = self._next_batch()
             if batch is not None or self.replay_buffer is not None:
                 yield batch
@@ -176,10 +183,11 @@ class BaseCollector(IterableDataset):
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
         post = self._postprocessing
         started = time.perf_counter()
+        raw: TensorDictBase | None = None
         try:
             if post.pre_collect_hook is not None:
                 post.pre_collect_hook()
-            batch = self._gather()
+            batch = raw = self._gather()
             if batch is not None:
                 batch = post.apply(batch)
                 if post.post_collect_hook is not None:
@@ -188,7 +196,8 @@ class BaseCollector(IterableDataset):
                     self.replay_buffer.extend(batch)
                     batch = None
         except BaseException as error:
-            self._keep_what_is_left(error)
+            self._keep_what_is_left(error, raw)
+            self._iterator = None  # its generator ends with this
             if isinstance(error, Exception):  # Ctrl-C leaves the collector open, to go on with new episodes
                 self.shutdown(raise_on_error=False)
             raise
@@ -210,22 +219,24 @@ class BaseCollector(IterableDataset):
         self._iter += 1
         if self._postprocessing.check_finite:
             require_finite(batch)
-        if self._postprocessing.set_truncated:
+        if self._postprocessing.set_truncated and batch.batch_size.numel():
             last = batch.get("next")[..., -1]
             truncated = torch.ones_like(last.get("truncated"))
             last.set_("truncated", truncated)
             last.set_("done", truncated)
         return batch
 
-    def _keep_what_is_left(self, error: BaseException) -> None:
+    def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:
+        """``raw`` is the batch, if it was whole and what came after it failed."""
         try:
-            self.partial_batch = self._salvage()
+            self.partial_batch = self._salvage() if raw is None else raw
         except Exception:  # what failed first is what the user must see
             self.partial_batch = None
         left = 0 if self.partial_batch is None else self.partial_batch.batch_size.numel()
         if left:
+            delivered = self._frames - (0 if raw is None else left)
             error.add_note(
-                f"swath: {self._frames:,} frames were delivered before this; {left:,} more, complete up to the failing "
+                f"swath: {delivered:,} frames were delivered before this; {left:,} more, complete up to the failing "
                 "step, are in collector.partial_batch"
             )
 
@@ -233,10 +244,9 @@ class BaseCollector(IterableDataset):
         """The exact number of batches."""
         num_batches = self._budget.num_batches
         if num_batches is None:
-            raise RuntimeError("a collector without total_frames has no length: it never ends")
+            raise NoLength("a collector without total_frames has no length: it never ends")
         if self._assembler is not None:
-            # A TypeError, because list(collector) asks for the length and goes on without it.
-            raise TypeError("with trajs_per_batch the number of batches depends on the episodes")
+            raise NoLength("with trajs_per_batch the number of batches depends on the episodes")
         return num_batches
 
     # -- life cycle ------------------------------------------------------------------------------------------------

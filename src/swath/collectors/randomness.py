@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+#: Torch has one generator for all threads: two collectors must not exchange it at the same time.
+GENERATOR_LOCK = threading.RLock()
+
 
 class RandomStream:
     """The torch generator state that policies and random actions draw from; also CUDA's, where a policy is there.
 
     Until it is seeded, it is the program's own: ``torch.manual_seed`` works as everywhere. Once seeded, the
-    collector draws from a stream of its own, which nothing else in the program advances.
+    collector draws from a stream of its own, which nothing else in the program advances. (Torch has one generator for
+    all threads, so another thread that draws from it while a batch is collected does both.)
     """
 
     def __init__(self, policy_device: torch.device | None = None) -> None:
@@ -42,13 +47,14 @@ class RandomStream:
         if self._states is None:
             yield
             return
-        outside = self._get()
-        self._set(self._states)
-        try:
-            yield
-        finally:
-            self._states = self._get()
-            self._set(outside)
+        with GENERATOR_LOCK:
+            outside = self._get()
+            self._set(self._states)
+            try:
+                yield
+            finally:
+                self._states = self._get()
+                self._set(outside)
 
     def state_dict(self) -> dict[str, Any]:
         return {"torch": [state.clone() for state in self._states or self._get()]}

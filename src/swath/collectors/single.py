@@ -25,7 +25,7 @@ from swath.collectors.arguments import (
 from swath.collectors.base import BaseCollector, Budget, Postprocessing
 from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
-from swath.collectors.randomness import RandomStream
+from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.collectors.weights import apply_weights, choose_source
 from swath.envs.base import EnvBase
@@ -82,8 +82,8 @@ class Collector(BaseCollector):
         policy: Any = None,
         *,
         policy_factory: Callable[[], Any] | None = None,
-        frames_per_batch: int,
-        total_frames: int = -1,
+        frames_per_batch: int | None = None,
+        total_frames: int | None = -1,
         device: DeviceLike = None,
         storing_device: DeviceLike = None,
         policy_device: DeviceLike = None,
@@ -109,7 +109,7 @@ class Collector(BaseCollector):
         track_traj_ids: bool = True,
         compact_obs: bool = False,
         trajs_per_batch: int | None = None,
-        traj_format: TrajFormat = "padded",
+        traj_format: TrajFormat | None = "padded",
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
@@ -117,6 +117,14 @@ class Collector(BaseCollector):
     ) -> None:
         self._closed = True  # until there is something to close
         refuse_unknown(unknown, type(self))
+        if frames_per_batch is None:
+            raise TypeError(f"{type(self).__name__} needs frames_per_batch")
+        limits = {"max_frames_per_traj": max_frames_per_traj, "init_random_frames": init_random_frames}
+        for name, value in limits.items():
+            if value is not None and value != int(value):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+        if replay_buffer is not None and use_buffers:
+            raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
         if policy is not None and policy_factory is not None:
             raise TypeError("give either policy or policy_factory, not both")
         if not reset_when_done:
@@ -189,9 +197,11 @@ class Collector(BaseCollector):
         self._policy_version = 0
         self._random_stream = RandomStream(devices.policy)
         self._traj_ids = TrajectoryIds()
-        with torch.inference_mode(False):
+        with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
         super().__init__(budget, postprocessing, assembler, replay_buffer)
+        if assembler is not None:
+            assembler.fragments = self._rollout.boundaries.fragments
         if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
             postprocessing.postproc.to(devices.storing)  # type: ignore[union-attr]
         for part in (policy, env):
@@ -278,14 +288,19 @@ class Collector(BaseCollector):
         """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""
         env_ids = None
         if index is not None:
-            chosen = torch.as_tensor(index)
-            env_ids = (chosen.reshape(-1).nonzero() if chosen.dtype == torch.bool else chosen).reshape(-1).tolist()
+            chosen = torch.arange(self._budget.num_envs)[index] if isinstance(index, slice) else torch.as_tensor(index)
+            if chosen.dtype == torch.bool:
+                if chosen.numel() != self._budget.num_envs:
+                    raise IndexError(f"a mask of {chosen.numel()} entries for {self._budget.num_envs} envs")
+                chosen = chosen.reshape(-1).nonzero()
+            env_ids = chosen.reshape(-1).tolist()
         self._restart(env_ids, **kwargs)
 
     def _restart(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
-        self._rollout.reset(env_ids, **kwargs)
+        boundaries = self._rollout.boundaries
         if self._assembler is not None:
-            self._assembler.drop_pending()
+            self._assembler.drop(boundaries.traj_ids if env_ids is None else boundaries.traj_ids[env_ids])
+        self._rollout.reset(env_ids, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed the envs, random actions and the policy's sampling; the next batch starts new episodes.
@@ -322,7 +337,8 @@ class Collector(BaseCollector):
         source = choose_source(policy_or_weights, weights, policy, weights_dict, model_id)
         if source is None:
             source = self._given_policy
-            if source is self.policy:  # the user's own object collects: what was trained is in it already
+            # The user's own object collects: what was trained is in it already.
+            if source is self.policy or not isinstance(source, torch.nn.Module):
                 self._policy_version += 1
                 return
         if source is not self.policy:
@@ -377,8 +393,8 @@ class Collector(BaseCollector):
         self._policy_version = state_dict["policy_version"]
         self._rollout.random_frames_left = state_dict["random_frames_left"]
         self._random_stream.load_state_dict(state_dict["random_state"])
-        self._rollout.abandon()
         self._restart()
+        self._rollout.abandon()
         self._iterator = None
 
     # -- the rest --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -101,6 +101,12 @@ class TrajectoryAssembler:
         self._format = traj_format
         self._pending: dict[int, list[TensorDictBase]] = {}
         self._complete: deque[TensorDictBase] = deque()
+        #: Ids of trajectories that are not whole episodes (see ``Boundaries.fragments``).
+        self.fragments: set[int] = set()
+
+    @property
+    def has_batch(self) -> bool:
+        return len(self._complete) >= self._trajs_per_batch
 
     def add(self, batch: TensorDictBase) -> None:
         """Take a batch ``[*batch_size, T]`` apart; envs in order, episodes in order within each."""
@@ -118,11 +124,16 @@ class TrajectoryAssembler:
             cuts = (env_ids[1:] != env_ids[:-1]).nonzero().reshape(-1).tolist()
             stops = sorted({*ends[env].nonzero().reshape(-1).tolist(), *cuts, rows.shape[1] - 1})
             for stop in stops:
-                piece = rows[env, start : stop + 1]
+                # A copy: a view would keep the whole batch alive, and see what is written there next.
+                piece = rows[env, start : stop + 1].clone()
                 traj_id = int(env_ids[start])
                 self._pending.setdefault(traj_id, []).append(piece)
                 if bool(ends[env, stop]):
-                    finished.append((stop, env, _joined(self._pending.pop(traj_id))))
+                    pieces = self._pending.pop(traj_id)
+                    if traj_id in self.fragments:
+                        self.fragments.discard(traj_id)
+                    else:
+                        finished.append((stop, env, _joined(pieces)))
                 elif stop in cuts:
                     self._pending.pop(traj_id)
                 start = stop + 1
@@ -130,13 +141,14 @@ class TrajectoryAssembler:
         finished.sort(key=lambda entry: entry[:2])
         self._complete.extend(trajectory for _, _, trajectory in finished)
 
-    def drop_pending(self) -> None:
-        """Forget the episodes in progress: their envs were reset."""
-        self._pending.clear()
+    def drop(self, traj_ids: Iterable[int]) -> None:
+        """Forget episodes in progress: their envs were reset."""
+        for traj_id in traj_ids:
+            self._pending.pop(int(traj_id), None)
 
     def pop(self) -> TensorDictBase | None:
         """A batch of whole episodes, or None while there are too few."""
-        if len(self._complete) < self._trajs_per_batch:
+        if not self.has_batch:
             return None
         chosen = [self._complete.popleft() for _ in range(self._trajs_per_batch)]
         if self._format == "cat":

@@ -20,7 +20,7 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
     ['0.weight']
     """
     if isinstance(source, nn.Module):
-        return {**dict(source.named_parameters()), **dict(source.named_buffers())}
+        return _own_tensors(source)
     if isinstance(source, TensorDictBase):
         names = {key: key if isinstance(key, str) else ".".join(key) for key in source.keys(True, True)}
         return {name: source.get(key) for key, name in names.items()}
@@ -38,14 +38,23 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
     )
 
 
+def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
 def apply_weights(policy: Any, source: Any) -> None:
     """Copy weights into a policy, in place; all of them or, on any mismatch, none."""
     if not isinstance(policy, nn.Module):
         raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
-    own = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
+    own = _own_tensors(policy)
     given = {name: tensor for name, tensor in flat_weights(source).items() if isinstance(tensor, torch.Tensor)}
     unknown = [name for name in given if name not in own]
-    missing = [name for name, _ in policy.named_parameters() if name not in given]
+    # Tied layers have one tensor under several names; one of them will do.
+    there = {id(own[name]) for name in given if name in own}
+    missing = [name for name, parameter in policy.named_parameters() if id(parameter) not in there]
     if unknown or missing:
         what = f"has {unknown[0]!r}, which the policy has not" if unknown else f"lacks {missing[0]!r}"
         near = difflib.get_close_matches(unknown[0] if unknown else missing[0], list(own if unknown else given), 1)

@@ -58,6 +58,7 @@ class GymRowEnv(RowEnv):
         )
         #: Casts that the first reset showed to be needed, by leaf key (see ``GymStepper``).
         self.declared_casts: dict[tuple[str, ...], np.dtype] = {}
+        self.casts_are_settled = False
 
     def _find_info_specs(self, info_keys: Sequence[str] | Mapping[str, Spec]) -> dict[str, Spec]:
         if isinstance(info_keys, Mapping):
@@ -83,7 +84,7 @@ class GymRowEnv(RowEnv):
             specs[name] = Unbounded(value.shape, torch_dtype(value.dtype, f"info[{name!r}]"))
         return specs
 
-    def bind(self, strip: Strip) -> GymStepper:
+    def bind_rows(self, strip: Strip) -> GymStepper:
         return GymStepper(self, strip)
 
     def _set_seed(self, seed: int) -> None:
@@ -156,36 +157,57 @@ class GymStepper:
         offset = (first + self._num_envs) * size
         ended = None
         env = 0
-        observation = None
+        result = None
         try:
             for env in self._all if env_ids is None else env_ids:
-                observation, rewards[first + env], terminated, truncated, _ = steps[env](actions[env])
+                result = None
+                result = steps[env](actions[env])
+                observation, rewards[first + env], terminated, truncated, _ = result
                 start = offset + env * size
                 memory[start : start + size] = observation
                 if terminated or truncated:
                     ended = self._mark_end(t, env, terminated, truncated, ended)
         except Exception as error:
-            self._explain(error, "step", t, env, observation)
+            if not self._reward_can_be_mended(result):
+                self._explain(error, "step", env, result)
+            ended = self._take(t, env, result, ended)
+            rest = [other for other in (self._all if env_ids is None else env_ids) if other > env]
+            ended = [*(ended or ()), *(self.step(t, rest) or ())] or None
         return ended
 
     def step(self, t: int, env_ids: Sequence[int] | None = None) -> list[int] | None:
         decoded = [decode(rows[t]) for decode, rows in zip(self._decoders, self._action_rows, strict=True)]
-        first = t * self._num_envs
         ended = None
         env = 0
-        observation = None
+        result = None
         try:
             for env in self._all if env_ids is None else env_ids:
-                action = self._build(decoded, env)
-                observation, self._rewards[first + env], terminated, truncated, info = self._steps[env](action)
-                self._write(t + 1, env, observation)
-                if self._infos:
-                    self._write_info(t + 1, env, info, required=True)
-                if terminated or truncated:
-                    ended = self._mark_end(t, env, terminated, truncated, ended)
+                result = None
+                result = self._steps[env](self._build(decoded, env))
+                ended = self._take(t, env, result, ended)
         except Exception as error:
-            self._explain(error, "step", t, env, observation)
+            self._explain(error, "step", env, result)
         return ended
+
+    def _take(self, t: int, env: int, result: Any, ended: list[int] | None) -> list[int] | None:
+        """Write what an env's step returned."""
+        observation, reward, terminated, truncated, info = result
+        if np.ndim(reward):  # one number in an array is a number
+            reward = np.asarray(reward).item()
+        self._rewards[t * self._num_envs + env] = reward
+        self._write(t + 1, env, observation)
+        if self._infos:
+            self._write_info(t + 1, env, info, required=True)
+        if terminated or truncated:
+            return self._mark_end(t, env, terminated, truncated, ended)
+        return ended
+
+    def _reward_can_be_mended(self, result: Any) -> bool:
+        """Whether the reward is an array of one number, which the generic step takes; it is used from then on."""
+        mendable = isinstance(result, tuple) and len(result) == 5 and np.ndim(result[1]) > 0 and np.size(result[1]) == 1
+        if mendable:
+            self.__dict__.pop("step", None)
+        return mendable
 
     def _mark_end(self, t: int, env: int, terminated: Any, truncated: Any, ended: list[int] | None) -> list[int]:
         self._strip.terminated[t, env] = terminated
@@ -214,10 +236,11 @@ class GymStepper:
                     self._write_info(row, env, info, required=False)
         except Exception as error:
             if not self._casts_can_mend(observation, error):
-                self._explain(error, "reset", row, env, observation)
+                self._explain(error, "reset", env, None if observation is None else (observation, {}))
             self._write(row, env, observation)
             rest = list(env_ids)[list(env_ids).index(env) + 1 :]
             self.reset(row, rest, list_of_kwargs=list_of_kwargs, **kwargs)
+        self._env.casts_are_settled = True
 
     def _write(self, row: int, env: int, observation: Any) -> None:
         index = row * self._num_envs + env
@@ -236,6 +259,11 @@ class GymStepper:
                 value = np.asarray(info[name])
                 if value.shape != tuple(spec.shape):
                     raise EnvDataError(f"info[{name!r}] has shape {value.shape}, expected {tuple(spec.shape)}")
+                if not np.can_cast(value.dtype, array.dtype, "same_kind"):
+                    raise EnvDataError(
+                        f"info[{name!r}] is {value.dtype}, on its first step it was {array.dtype}; say its dtype: "
+                        f"info_keys={{{name!r}: Unbounded({tuple(spec.shape)}, torch.float32)}}"
+                    )
                 array[row, env] = value
             elif required:
                 raise EnvDataError(f"info has no {name!r}, which info_keys asks for")
@@ -247,9 +275,14 @@ class GymStepper:
     def _casts_can_mend(self, observation: Any, error: Exception) -> bool:
         """Whether an env's dtype differs from what its space declares; said once, then cast as declared.
 
-        Only before any step was taken: an env that changes its dtype later has a bug.
+        Only in the first reset: an env that changes its dtype later has a bug.
         """
-        if self._env.declared_casts or observation is None or not isinstance(error, (ValueError, TypeError)):
+        if (
+            self._env.casts_are_settled
+            or self._env.declared_casts
+            or observation is None
+            or not isinstance(error, (ValueError, TypeError))
+        ):
             return False
         casts = {}
         for leaf in self._env.observation_leaves:
@@ -275,24 +308,31 @@ class GymStepper:
         self.__dict__.pop("step", None)  # the generic step knows about casts
         return True
 
-    def _explain(self, error: Exception, call: str, t: int, env: int, observation: Any) -> NoReturn:
-        """Raise ``error`` with the place named: as it is if the env raised it, else as an ``EnvDataError``."""
-        gym_env = self._env.gym_envs[env]
-        who = f"env {env} ({describe(gym_env)})"
-        where = f"{call} (row {t} of the strip)" if self._strip.num_steps > 1 else call
+    def _explain(self, error: Exception, call: str, env: int, result: Any) -> NoReturn:
+        """Raise ``error`` with the env named: as it is if the env raised it, else as an ``EnvDataError``.
+
+        ``result`` is what the call returned, None if it did not.
+        """
+        who = f"env {env} ({describe(self._env.gym_envs[env])})"
         traceback = error.__traceback__
         raised_inside_env = False
         while traceback is not None:
             raised_inside_env |= not traceback.tb_frame.f_globals.get("__name__", "").startswith("swath.envs.gym")
             traceback = traceback.tb_next
         if raised_inside_env:
-            error.add_note(f"swath: raised by {who} in its {where}")
+            error.add_note(f"swath: raised by {who} in its {call}")
             raise error
-        problem = self._find_problem(observation) or str(error)
-        if isinstance(error, ValueError) and "unpack" in str(error):
-            expected = "(observation, reward, terminated, truncated, info)" if call == "step" else "(observation, info)"
-            problem = f"{call}() must return {expected}: {error}"
-        raise EnvDataError(f"{who}, {where}: {problem}") from error
+        expected = ("observation", "reward", "terminated", "truncated", "info")
+        if call == "reset":
+            expected = ("observation", "info")
+        if not isinstance(result, tuple) or len(result) != len(expected):
+            given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            problem = f"{call}() must return ({', '.join(expected)}), it returned {given}"
+        else:
+            problem = self._find_problem(result[0]) or str(error)
+            if call == "step" and not isinstance(result[1], (int, float, np.number, np.bool_)):
+                problem = f"the reward is {result[1]!r}, not a number"
+        raise EnvDataError(f"{who}, {call}: {problem}") from error
 
     def _find_problem(self, observation: Any) -> str | None:
         for leaf in self._env.observation_leaves:
@@ -309,7 +349,9 @@ def _leaf_problem(leaf: ObservationLeaf, observation: Any) -> str | None:
         return f"is missing from what the env returned ({type(observation).__name__})"
     if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
         return None if leaf.space.contains(value) else f"is {value!r}, which is not in {leaf.space}"
-    shape, dtype = np.shape(value), getattr(value, "dtype", type(value).__name__)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return f"is a {type(value).__name__}, not a NumPy array of {leaf.space.dtype}"
+    shape, dtype = value.shape, value.dtype
     if shape != leaf.space.shape:
         return f"has shape {shape}, its space says {leaf.space.shape}"
     if dtype != leaf.space.dtype:

@@ -48,6 +48,9 @@ TORCH_DTYPES: dict[Any, torch.dtype] = {
 }
 
 
+RESERVED_KEYS = frozenset(["action", "reward", "done", "terminated", "truncated", "next", "collector"])
+
+
 @dataclass(frozen=True)
 class ObservationLeaf:
     """One leaf of an observation space: where it stands, what it looks like, how it is written."""
@@ -100,10 +103,14 @@ def observation_leaves(space: spaces.Space, categorical: bool, root: Key = ("obs
     >>> [(leaf.key, tuple(leaf.spec.shape)) for leaf in leaves]
     [(('a',), (3,)), (('b', '0'), (2,))]
     """
-    return [
-        ObservationLeaf(key, path, *_observation_codec(leaf, categorical))
-        for key, path, leaf in _walk(space, (), (), root)
-    ]
+    leaves = _walk(space, (), (), root)
+    for key, _, _ in leaves:
+        if key[0] in RESERVED_KEYS:
+            raise ValueError(
+                f"the observation space has an entry {key[0]!r}, which is the name of something else in the data; "
+                "rename it with an ObservationWrapper"
+            )
+    return [ObservationLeaf(key, path, *_observation_codec(leaf, categorical)) for key, path, leaf in leaves]
 
 
 def _observation_codec(

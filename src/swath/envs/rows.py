@@ -18,14 +18,28 @@ from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import CPU, Field, Layout, as_key, nested, show
 from swath.rollout.strip import Strip
 
+_STEP_METHODS = ("reset", "step", "_reset", "_step")
+
 
 class RowEnv(EnvBase):
-    """An env that writes rows (``bind``); its TensorDict API works on a strip of one step."""
+    """An env that writes rows (``bind_rows``); its TensorDict API works on a strip of one step."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         # One strip for every combination of action dtypes that was met: a policy may give floats for a one-hot.
         self._single_steps: dict[tuple[torch.dtype, ...], tuple[Strip, Stepper]] = {}
+
+    def bind_rows(self, strip: Strip) -> Stepper:
+        """This env's own stepper."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it steps on rows")
+
+    @property
+    def has_steps_of_its_own(self) -> bool:
+        """Whether a subclass changed what a step or a reset is, by overriding a method on TensorDicts."""
+        return any(getattr(type(self), name) is not getattr(RowEnv, name) for name in _STEP_METHODS)
+
+    def bind(self, strip: Strip) -> Stepper:
+        return TensorDictStepper(self, strip) if self.has_steps_of_its_own else self.bind_rows(strip)
 
     def row_layout(self) -> Layout:
         """As the specs say, but in main memory, which is where rows are written; ``device`` is where data goes."""
@@ -48,7 +62,7 @@ class RowEnv(EnvBase):
         signature = tuple(f.dtype for f in layout.outputs)
         if signature not in self._single_steps:
             strip = Strip(layout, num_steps=1)
-            self._single_steps[signature] = (strip, self.bind(strip))
+            self._single_steps[signature] = (strip, self.bind_rows(strip))
         return self._single_steps[signature]
 
     def _row(self, columns: dict, row: int) -> dict[str, Any]:
@@ -134,7 +148,8 @@ class TensorDictStepper:
         }
 
     def _root(self, row: int) -> TensorDict:
-        leaves = {key: column.rows[row] for key, column in self._carried.items()}
+        # Copies: an env may keep what it is given, or change it.
+        leaves = {key: column.rows[row].clone() for key, column in self._carried.items()}
         return TensorDict({**nested(leaves), **self._no_flags}, batch_size=self._batch_size, device=self._env.device)
 
     def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
@@ -142,7 +157,7 @@ class TensorDictStepper:
         if len(env_ids) < len(self._all):
             mask = torch.zeros(len(self._all), dtype=torch.bool, device=self._env.device)
             mask[env_ids] = True
-            request = self._root(row).clone().set("_reset", mask.view(self._flag_shape))
+            request = self._root(row).set("_reset", mask.view(self._flag_shape))
         fresh = self._env.reset(request, **kwargs)
         for key, column in self._carried.items():
             value = fresh.get(key)
@@ -154,7 +169,7 @@ class TensorDictStepper:
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
         root = self._root(t)
         for key, column in self._actions.items():
-            root.set(key, column.rows[t])
+            root.set(key, column.rows[t].clone())
         outcome = self._env.step(root).get("next")
         for key, column in self._carried.items():
             value = outcome.get(key)

@@ -85,8 +85,9 @@ class SerialEnv:
 def _same_spaces(children: Sequence[GymWrapper]) -> bool:
     first = children[0]
     return all(
-        child.observation_spec == first.observation_spec
-        and child.full_action_spec == first.full_action_spec
+        not child.has_steps_of_its_own
+        and child.env.observation_space == first.env.observation_space
+        and child.env.action_space == first.env.action_space
         and child.info_specs.keys() == first.info_specs.keys()
         and child.categorical_action_encoding == first.categorical_action_encoding
         for child in children
@@ -138,6 +139,12 @@ class SerialRowEnv(_Children, RowEnv):
     def __init__(self, children: Sequence[EnvBase], device: torch.device | str | None) -> None:
         self.children = list(children)
         first = children[0]
+        for index, child in enumerate(children):
+            if getattr(child, "has_fillers", False):
+                raise EnvError(
+                    f"SerialEnv: env {index} is a vector env in NEXT_STEP mode, whose filler steps cannot be left out "
+                    "here; make it with AutoresetMode.DISABLED or SAME_STEP"
+                )
         layouts = [child.row_layout() for child in children]
         for index, layout in enumerate(layouts):
             if layout != layouts[0]:
@@ -153,7 +160,11 @@ class SerialRowEnv(_Children, RowEnv):
             spec = first._full_specs[kind]
             self._full_specs[kind] = spec.expand((n, *spec.shape))
 
-    def bind(self, strip: Strip) -> Stepper:
+    @property
+    def resets_single_envs(self) -> bool:
+        return all(child.resets_single_envs for child in self.children)
+
+    def bind_rows(self, strip: Strip) -> Stepper:
         return _SerialStepper(self.children, strip)
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:

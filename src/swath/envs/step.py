@@ -62,7 +62,8 @@ def complete_flags(data: TensorDictBase, done_spec: Composite, *, fresh: bool, w
             )
         terminated = done if done is not None else torch.zeros(shape, dtype=torch.bool, device=data.device)
     if truncated is None and "truncated" in done_spec:
-        truncated = torch.zeros_like(terminated)
+        # An episode that is done but not terminated was cut short.
+        truncated = torch.zeros_like(terminated) if done is None else done & ~terminated
     if done is None:
         done = terminated.clone() if truncated is None else terminated | truncated
     if fresh and bool(done.any()):

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
@@ -73,7 +74,7 @@ class VectorEnv(RowEnv):
     def resets_single_envs(self) -> bool:
         return self.autoreset_mode is AutoresetMode.DISABLED
 
-    def bind(self, strip: Strip) -> VectorStepper:
+    def bind_rows(self, strip: Strip) -> VectorStepper:
         return VectorStepper(self, strip)
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
@@ -201,7 +202,7 @@ class VectorStepper:
     def _write(self, row: int, observation: Any, env_ids: list[int] | None) -> None:
         for leaf, array in self._columns:
             value = leaf.pick(observation)
-            if leaf.prepare is not None and leaf.spec.dtype == torch.int64 and leaf.space.shape in ((), None):
+            if leaf.prepare is not None and isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
                 value = np.stack([leaf.prepare(entry) for entry in value]).reshape(array.shape[1:])
             if value.shape != array.shape[1:] or value.dtype != array.dtype:
                 raise EnvDataError(

@@ -61,6 +61,8 @@ class Boundaries:
         self.first_row = np.zeros(strip.num_envs, dtype=np.int64)
         #: (step, envs, their new ids): new episodes start in row step + 1.
         self.starts: list[tuple[int, list[int], range]] = []
+        #: Ids of trajectories that are not whole episodes, because frames had to be dropped (``ragged.py``).
+        self.fragments: set[int] = set()
         #: For every entry of ``starts``: the carried columns' last entries of the old episodes.
         self.last_entries: list[list[np.ndarray | torch.Tensor]] = []
 
@@ -88,9 +90,11 @@ class Boundaries:
         for column in self._policy_state:
             column.tensor[row, env_ids] = 0
 
-    def cut(self, env_id: int) -> None:
-        """Give an env a new id from the next strip on, without a reset: frames in between were dropped."""
+    def cut(self, env_id: int, last_kept_id: int) -> None:
+        """Give an env a new id, without a reset: frames in between were dropped. Neither side is a whole episode."""
+        self.fragments |= {last_kept_id, int(self.traj_ids[env_id])}
         self.traj_ids[env_id] = self._ids.draw(1)[0]
+        self.fragments.add(int(self.traj_ids[env_id]))
 
     def ids_and_counts(self, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Trajectory ids ``[num_envs, num_steps]`` and the row in which each episode began, counted from row 0."""

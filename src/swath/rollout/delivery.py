@@ -6,6 +6,7 @@ later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +58,9 @@ def batch_fields(layout: Layout, stamps: Stamps, device: torch.device | None) ->
 class Batch:
     """Env-major memory for a batch, filled strip by strip."""
 
+    #: See ``RaggedBatch``: here no frame is ever dropped.
+    cuts: Sequence[tuple[int, int]] = ()
+
     def __init__(self, layout: Layout, stamps: Stamps, device: torch.device | None) -> None:
         self.layout = layout
         self.stamps = stamps
@@ -66,12 +70,15 @@ class Batch:
         self.num_steps = -1
         self.filled = 0
         self._reuses_memory = False
+        #: With reused memory: the TensorDict that is delivered again and again.
+        self._delivered: TensorDict | None = None
 
     def open(self, num_steps: int, reuse_memory: bool = False) -> None:
         """Begin a batch, in new memory: what was delivered before belongs to its consumer."""
         self.filled = 0
         if not (reuse_memory and num_steps == self.num_steps):
             self.leaves = {}
+            self._delivered = None
         self.num_steps = num_steps
         self._reuses_memory = reuse_memory
 
@@ -81,6 +88,15 @@ class Batch:
 
     def steps_missing(self) -> int:
         return self.num_steps - self.filled
+
+    @property
+    def is_empty(self) -> bool:
+        return self.filled == 0
+
+    @property
+    def num_taken(self) -> int:
+        """Steps that were taken for this batch so far."""
+        return self.filled
 
     def write(self, strip: Strip, boundaries: Boundaries, num_steps: int, version: int) -> None:
         """Add the first ``num_steps`` steps of a strip."""
@@ -102,12 +118,17 @@ class Batch:
         steps = self.filled
         if not self.leaves:  # nothing was written
             self.allocate()
+        if self._delivered is not None and steps == self.num_steps and num_envs is None:
+            return self._delivered
         leaves = self.leaves
         if steps != self.num_steps or num_envs is not None:
             leaves = {key: leaf[: lead.numel(), :steps].contiguous() for key, leaf in leaves.items()}
         tree = nested({key: leaf.view(*lead, steps, *leaf.shape[2:]) for key, leaf in leaves.items()})
         names: Any = [None] * len(lead) + ["time"]
-        return TensorDict(tree, batch_size=(*lead, steps), names=names, device=self.device)
+        batch = TensorDict(tree, batch_size=(*lead, steps), names=names, device=self.device)
+        if self._reuses_memory and leaves is self.leaves:
+            self._delivered = batch
+        return batch
 
 
 class Part(NamedTuple):

@@ -152,14 +152,18 @@ def _check_action(got: Field, wanted: Field, env: Any) -> None:
 @contextlib.contextmanager
 def untouched(policy: Any) -> Iterator[None]:
     """Put random state, and the policy's buffers, back as they were."""
-    buffers = []
-    if isinstance(policy, nn.Module):
-        buffers = [(buffer, buffer.detach().clone()) for buffer in policy.buffers()]
+    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
+    before = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for module, name, buffer, value in before:
+                    module._buffers[name] = buffer.copy_(value)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,9 +43,16 @@ _IN_PLACE: dict[type[nn.Module], Function] = {
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether calling the module does nothing but run its ``forward``."""
+    """Whether calling the module does nothing but run its class's ``forward``."""
     return not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or "forward" in module.__dict__
+        or type(module).__call__ is not nn.Module.__call__
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from swath.errors import EnvError
+from swath.errors import EnvError, PolicyError
 from swath.rollout.boundaries import Boundaries, StepLimit, TrajectoryIds
 from swath.rollout.delivery import Batch, Stamps
 from swath.rollout.layout import Key, Layout
@@ -86,7 +86,7 @@ class Rollout:
             for env in env_ids:
                 if not 0 <= env < self.num_envs:
                     raise IndexError(f"there is no env {env} to reset: there are {self.num_envs}, counted from 0")
-        self._reset_kwargs = kwargs
+        self._reset_kwargs |= kwargs
         self._needs_reset |= set(range(self.num_envs) if env_ids is None else env_ids)
         if len(self._needs_reset) == self.num_envs and isinstance(self._batch, RaggedBatch):
             self._batch.drop_pending()
@@ -146,8 +146,8 @@ class Rollout:
         if self._policy is not None:
             self._policy.prepare()
         batch = self._batch
-        self._unfinished = True
         batch.open(num_steps, reuse_memory)
+        self._unfinished = True
         self._policy_version = policy_version
         stopped = False
         while not stopped and (missing := batch.steps_missing()) > 0:
@@ -156,6 +156,9 @@ class Rollout:
             self.random_frames_left -= num_random if num_random is not None else self._count_frames()
             batch.write(self.strip, self.boundaries, self._taken, policy_version)
             self._rewind()
+            for env, last_kept_id in batch.cuts:
+                self.boundaries.cut(env, last_kept_id)
+            stopped = stopped and not batch.is_empty
         self._unfinished = False
         return batch.close(num_envs)
 
@@ -167,8 +170,10 @@ class Rollout:
         batch.filled = num_steps
         return batch.close().zero_()
 
-    def salvage(self) -> TensorDict:
+    def salvage(self) -> TensorDict | None:
         """After a step raised: the steps of the unfinished batch that all envs completed."""
+        if not self._unfinished:
+            return None
         if self._taken:
             self._batch.write(self.strip, self.boundaries, self._taken, self._policy_version)
             self._taken = 0
@@ -212,9 +217,23 @@ class Rollout:
                 if ended is not None:
                     cross(t, ended)
             t = end
+        except Exception as error:
+            self._say_where(error, t)
+            raise
         finally:
             self._taken = t
         return False
+
+    def _say_where(self, error: Exception, t: int) -> None:
+        """Add to an exception which step of the batch it came from, and whether the policy raised it."""
+        calls = []
+        traceback = error.__traceback__
+        while traceback is not None:
+            calls.append(traceback.tb_frame.f_code.co_name)
+            traceback = traceback.tb_next
+        by_policy = any(name in ("act", "act_into", "_act", "act_partly_at_random") for name in calls)
+        who = "raised by the policy, " if by_policy and not isinstance(error, PolicyError) else ""
+        error.add_note(f"swath: {who}in step {self._batch.num_taken + t} of this batch")
 
     def _run_watched(self, act: Callable[[int], None], num_steps: int, stop: Callable[[], bool]) -> bool:
         """The loop, one step at a time; True if ``stop`` ended it."""

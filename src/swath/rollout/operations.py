@@ -42,13 +42,15 @@ class Surroundings:
     device: torch.device | None
     has_truncated: bool
 
-    def tensordict(self, leaves: dict[Key, torch.Tensor]) -> TensorDict:
-        """The leaves with the flags of a running episode: none is set."""
+    def flags(self) -> dict[Key, torch.Tensor]:
+        """The flags of a running episode: none is set."""
         names = ("done", "terminated", "truncated") if self.has_truncated else ("done", "terminated")
         flag = torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device)
-        return TensorDict(
-            {**{name: flag.clone() for name in names}, **nested(leaves)}, batch_size=self.batch_size, device=self.device
-        )
+        return {(name,): flag.clone() for name in names}
+
+    def tensordict(self, leaves: dict[Key, torch.Tensor]) -> TensorDict:
+        """The leaves and the flags."""
+        return TensorDict(nested({**self.flags(), **leaves}), batch_size=self.batch_size, device=self.device)
 
 
 def operation(call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reuse_memory: bool) -> Operation:

@@ -47,6 +47,8 @@ class PolicyPlan:
     layout: Layout
     #: Keys that are given to the policy.
     in_keys: tuple[Key, ...]
+    #: Flags that the policy asks for; none is ever set at a root.
+    flags: dict[Key, torch.Tensor]
     #: Among others: the device that the policy wants its inputs on (None: where they are).
     surroundings: Surroundings
 
@@ -107,6 +109,9 @@ class PolicyPlan:
         resolved: list[PolicyCall] = []
         written: dict[Key, torch.Tensor] = {}
         surroundings = Surroundings(layout.batch_size, device, layout.has_truncated)
+        asked_for = {key for call in calls for key in call.in_keys or ()}
+        flags = {key: flag for key, flag in surroundings.flags().items() if key in asked_for and key not in available}
+        available.update(flags)
         for call in calls:
             require_inputs(call, available)
             call, results = first_call(call, available, action_keys, surroundings)
@@ -134,6 +139,7 @@ class PolicyPlan:
             slots=Slots(),
             layout=layout.with_policy(outputs, state),
             in_keys=in_keys,
+            flags=flags,
             surroundings=surroundings,
         )
 
@@ -161,6 +167,7 @@ class BoundPolicy:
         self._device = plan.surroundings.device
         slots = plan.slots
         self._inputs = [(slots[key], strip.carried[key].rows) for key in plan.in_keys]
+        self._flags = [(slots[key], flag) for key, flag in plan.flags.items()]
         self._outputs = []
         for key, column in strip.outputs.items():
             self._outputs.append((slots[key], column.rows, column.rows[0].shape, column.field))
@@ -193,6 +200,7 @@ class BoundPolicy:
             len(calls) == 1
             and isinstance(calls[0], TensorCall)
             and len(calls[0].in_keys) == 1
+            and calls[0].in_keys[0] in plan.in_keys
             and not calls[0].returns_tuple
             and len(self._outputs) == 1
             and plan.surroundings.device is None
@@ -206,6 +214,8 @@ class BoundPolicy:
     def _act(self, t: int) -> None:
         values = self._no_values.copy()
         device = self._device
+        for slot, flag in self._flags:
+            values[slot] = flag
         for slot, rows in self._inputs:
             row = rows[t]
             if device is not None:
@@ -216,8 +226,12 @@ class BoundPolicy:
             operate(values)
         for slot, rows, shape, field in self._outputs:
             value = values[slot]
-            if value.shape != shape or value.dtype is not field.dtype:
-                refuse(field, value, shape, t)
+            try:
+                fits = value.shape == shape and value.dtype is field.dtype
+            except AttributeError:  # not a tensor
+                fits = False
+            if not fits:
+                refuse(field, value, shape)
             rows[t].copy_(value)
 
     def _act_on_one_tensor(self, call: TensorCall) -> Callable[[int], None]:
@@ -229,6 +243,8 @@ class BoundPolicy:
         write = linear_into(last, outputs[0])
         if write is not None:
             functions = stack_functions(torch.nn.Sequential(*before), result_leaves=False)
+            if self._copies_inputs:
+                functions.insert(0, torch.clone)
 
             def act_into(t: int) -> None:
                 value = inputs[t]
@@ -246,8 +262,12 @@ class BoundPolicy:
             value = inputs[t]
             for function in functions:
                 value = function(value)
-            if value.shape != shape or value.dtype is not dtype:
-                refuse(field, value, shape, t)
+            try:
+                fits = value.shape == shape and value.dtype is dtype
+            except AttributeError:  # not a tensor
+                fits = False
+            if not fits:
+                refuse(field, value, shape)
             outputs[t].copy_(value)
 
         return act
@@ -262,15 +282,15 @@ def fingerprint(call: PolicyCall) -> Any:
     return None
 
 
-def refuse(field: Field, value: Any, shape: torch.Size, t: int) -> None:
+def refuse(field: Field, value: Any, shape: torch.Size) -> None:
     got = (
         f"shape {tuple(value.shape)} and dtype {value.dtype}"
         if isinstance(value, torch.Tensor)
         else type(value).__name__
     )
     raise PolicyOutputError(
-        f"the policy's {show(field.key)} at step {t} of this strip is {got}; on its first call it was of shape "
-        f"{tuple(shape)} and dtype {field.dtype}"
+        f"the policy's {show(field.key)} is {got}; on its first call it was of shape {tuple(shape)} and dtype "
+        f"{field.dtype}"
     )
 
 

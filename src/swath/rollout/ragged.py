@@ -1,13 +1,14 @@
 """Delivery for envs with filler steps (vector envs in NEXT_STEP mode).
 
 A filler is no transition and is left out, so the envs of a batch advance unevenly: steps are taken until every env
-has enough, and what an env has too much waits for the next batch. An env that gets a whole batch ahead (its
-episodes are much longer than the others') is cut: its frames are dropped until the others caught up, the last one
-kept is marked truncated, and what follows is another trajectory.
+has enough, and what an env has too much waits for the next batch. That wait is bounded. An env whose episodes are so
+much longer than the others' that it gets too far ahead is cut, with a warning: its frames are dropped until there is
+room again, the last one kept is marked truncated, and what follows is another trajectory.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ import torch
 from tensordict import TensorDict
 
 from swath.rollout.boundaries import Boundaries
-from swath.rollout.delivery import Batch, Stamps, strip_parts
+from swath.rollout.delivery import TRAJ_IDS, Batch, Stamps, strip_parts
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
+
+#: How far ahead of the slowest an env may get, beyond a batch.
+MAX_WAITING_STEPS = 4096
+MAX_WAITING_BYTES = 256 * 2**20
 
 
 class RaggedBatch:
@@ -31,7 +36,8 @@ class RaggedBatch:
         device: torch.device | None,
         stepper: Any,
     ) -> None:
-        self._capacity = 2 * num_steps
+        room = max(1, MAX_WAITING_BYTES // max(1, layout.bytes_per_step))
+        self._capacity = num_steps + max(num_steps, min(MAX_WAITING_STEPS, room))
         self._memory = Batch(layout, stamps, device)
         self._memory.open(self._capacity)
         self._memory.allocate()
@@ -39,6 +45,9 @@ class RaggedBatch:
         self._counts = np.zeros(layout.num_envs, dtype=np.int64)
         self._stepper = stepper
         self._wanted = 0
+        #: Envs that were cut in the last strip, and the ids of what was kept of them.
+        self.cuts: list[tuple[int, int]] = []
+        self._warned = False
 
     def open(self, num_steps: int, reuse_memory: bool = False) -> None:
         self._wanted = num_steps
@@ -48,6 +57,15 @@ class RaggedBatch:
 
     def steps_missing(self) -> int:
         return max(0, self._wanted - int(self._counts.min()))
+
+    @property
+    def is_empty(self) -> bool:
+        return int(self._counts.min()) == 0
+
+    @property
+    def num_taken(self) -> int:
+        """Steps that every env has taken for this batch so far."""
+        return int(self._counts.min())
 
     def drop_pending(self) -> None:
         """Forget what waits: all envs were reset."""
@@ -68,11 +86,23 @@ class RaggedBatch:
             values = part.values[envs, steps] if part.values.dim() else part.values
             self._memory.leaves[key][envs, columns] = values.to(self._memory.leaves[key].device)
         self._counts += valid.sum(axis=1)
-        for env in overflowing.tolist():
-            # Full: mark the last frame kept. What comes once there is room is another trajectory.
-            for flag in ("truncated", "done") if layout.has_truncated else ("done",):
-                self._memory.leaves["next", flag][env, self._capacity - 1] = True
-            boundaries.cut(env)
+        self.cuts = [(env, self._cut(env)) for env in overflowing.tolist()]
+
+    def _cut(self, env: int) -> int:
+        """The memory of an env is full: mark the last frame kept; returns its trajectory's id."""
+        leaves, last = self._memory.leaves, self._capacity - 1
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"env {env} of a vector env in NEXT_STEP mode got {self._capacity:,} steps ahead of the slowest; its "
+                "frames are dropped until the others caught up, which cuts its episodes. Make the vector env with "
+                "AutoresetMode.DISABLED or SAME_STEP, where envs advance evenly",
+                stacklevel=2,
+            )
+        if not leaves["next", "done"][env, last]:
+            for flag in ("truncated", "done") if self._memory.layout.has_truncated else ("done",):
+                leaves["next", flag][env, last] = True
+        return int(leaves[TRAJ_IDS][env, last]) if TRAJ_IDS in leaves else -1
 
     def close(self, num_envs: int | None = None) -> TensorDict:
         wanted = min(self._wanted, int(self._counts.min()))
