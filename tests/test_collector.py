@@ -664,6 +664,7 @@ assert "torchrl" not in sys.modules
         ({"frames_per_batch": None, "frame_per_batch": 3}, TypeError, "did you mean 'frames_per_batch'"),
         ({"max_frames_per_traj": 2.5}, TypeError, "max_frames_per_traj must be an integer"),
         ({"trajs_per_batch": 1.5}, TypeError, "trajs_per_batch must be an integer"),
+        ({"extend_buffer": False}, TypeError, "extend_buffer is not supported by this version"),
         ({"weight_updater": 1}, TypeError, "weight_updater is not supported by this version"),
         ({"policy": deterministic(), "policy_factory": deterministic}, TypeError, "not both"),
         ({"total_frame": 3}, TypeError, r"'total_frame' \(did you mean 'total_frames'\?\)"),
@@ -690,6 +691,10 @@ def test_bad_envs() -> None:
         Collector(lambda: 3, frames_per_batch=4)
     with pytest.raises(TypeError, match="must be an env or a function"):
         Collector(3, frames_per_batch=4)
+
+
+def test_arguments_that_ask_for_nothing_are_taken() -> None:
+    collect(make_env(), extend_buffer=True, weight_updater=None, weight_sync_schemes=None, use_buffers=True)
 
 
 def test_envs_as_users_have_them() -> None:

@@ -20,20 +20,27 @@ from swath.envs.specs import Composite
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.layout import as_key
 
-#: Arguments of other collectors, or of later versions; leaving them at None changes nothing.
-NOT_YET = (
-    "weight_updater",
-    "weight_sync_schemes",
-    "weight_recv_schemes",
-    "auto_register_policy_transforms",
-    "trajs_per_write",
-    "backend",
-    "backend_options",
-    "num_collectors",
-    "sync",
-    "worker_idx",
-    "traj_pool",
-)
+#: Arguments of other collectors, or of later versions, and the values that ask for nothing.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "extend_buffer": (None, True),
+    "local_init_rb": (None, True, False),
+    **dict.fromkeys(
+        [
+            "weight_updater",
+            "weight_sync_schemes",
+            "weight_recv_schemes",
+            "auto_register_policy_transforms",
+            "trajs_per_write",
+            "backend",
+            "backend_options",
+            "num_collectors",
+            "sync",
+            "worker_idx",
+            "traj_pool",
+        ],
+        (None,),
+    ),
+}
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
@@ -60,7 +67,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
 
 
 def refuse_unknown(unknown: Mapping[str, Any], collector: type) -> None:
-    unknown = {name: value for name, value in unknown.items() if not (name in NOT_YET and value is None)}
+    unknown = {name: value for name, value in unknown.items() if value not in NOT_YET.get(name, ())}
     if not unknown:
         return
     for name in unknown:

@@ -74,15 +74,15 @@ def stack_fingerprint(module: Any) -> list[Any]:
     return seen
 
 
-def stack_functions(module: Any, *, result_leaves: bool = True) -> list[Function]:
-    """A module of one input as a list of functions, equal to calling it.
+def stack_functions(module: Any, shape: torch.Size, *, result_leaves: bool = True) -> list[Function]:
+    """A module of one input, of this shape, as a list of functions, equal to calling it.
 
     ``result_leaves=False`` if the result is used up before the next call, so that it may lie in reused memory.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> y = x = torch.ones(1, 2)
     >>> with torch.no_grad():
-    ...     for function in stack_functions(net):
+    ...     for function in stack_functions(net, x.shape):
     ...         y = function(y)
     >>> torch.equal(y, net(x))
     True
@@ -91,13 +91,18 @@ def stack_functions(module: Any, *, result_leaves: bool = True) -> list[Function
     functions: list[Function] = []
     # Whether the current value is memory that nobody else sees, so that it may be changed in place.
     ours = False
+    # The shape of the value without its last dimension, as long as it is known: these layers keep it.
+    lead: torch.Size | None = shape[:-1]
     for index, layer in enumerate(layers):
         kind = type(layer)
+        if not _is_known(layer) or kind in (nn.Conv2d, nn.Flatten):
+            lead = None
         if not _is_known(layer):
             functions.append(layer)
             ours = False
         elif kind is nn.Linear:
-            functions.append(_linear(layer, reuse_memory=not _escapes(layers[index + 1 :], result_leaves)))
+            reuse_memory = not _escapes(layers[index + 1 :], result_leaves)
+            functions.append(_linear(layer, reuse_memory=reuse_memory, lead=lead))
             ours = True
         elif kind in _IN_PLACE and ours:
             functions.append(_IN_PLACE[kind])
@@ -145,8 +150,11 @@ def _is_known(layer: Any) -> bool:
     )
 
 
-def _linear(layer: nn.Linear, *, reuse_memory: bool) -> Function:
-    """``nn.Linear`` without its detours: on one or two dimensions it is ``addmv`` or ``addmm``."""
+def _linear(layer: nn.Linear, *, reuse_memory: bool, lead: torch.Size | None) -> Function:
+    """``nn.Linear`` without its detours: on one or two dimensions it is ``addmv`` or ``addmm``.
+
+    ``lead`` is the shape of its input without the last dimension, where that is known.
+    """
     weight, bias = layer.weight, layer.bias
     if bias is None or not _is_simple(weight):
         return lambda x: F.linear(x, weight, bias)
@@ -161,20 +169,12 @@ def _linear(layer: nn.Linear, *, reuse_memory: bool) -> Function:
     if not reuse_memory:
         return into_new_memory
     vector = weight.new_empty(size)
-    matrix = weight.new_empty((1, size))
-
-    def into_memory(x: torch.Tensor) -> torch.Tensor:
-        nonlocal matrix
-        dims = x.dim()
-        if dims == 1:
-            return addmv(bias, weight, x, out=vector)
-        if dims == 2:
-            if x.size(0) != matrix.size(0):
-                matrix = weight.new_empty((x.size(0), size))
-            return addmm(bias, x, weight_t, out=matrix)
-        return F.linear(x, weight, bias)
-
-    return into_memory
+    if lead is not None and len(lead) == 0:
+        return lambda x: addmv(bias, weight, x, out=vector)
+    if lead is not None and len(lead) == 1:
+        matrix = weight.new_empty((*lead, size))
+        return lambda x: addmm(bias, x, weight_t, out=matrix)
+    return into_new_memory
 
 
 def linear_into(layer: Any, row: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], Any] | None:

@@ -61,16 +61,21 @@ def operation(call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reu
         assert call.out_keys is not None
         ins, outs = slots.many(call.in_keys), slots.many(call.out_keys)
         if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
-            return _stack(stack_functions(call.function, result_leaves=not reuse_memory), ins[0], outs[0])
+            return _stack(call.function, ins[0], outs[0], result_leaves=not reuse_memory)
         return _tensors(call.function, ins, outs)
     return _tensordict(call, slots, surroundings)
 
 
-def _stack(functions: list[Any], source: int, target: int) -> Operation:
+def _stack(function: Any, source: int, target: int, *, result_leaves: bool) -> Operation:
+    functions: list[Any] | None = None
+
     def run(values: list[Any]) -> None:
+        nonlocal functions
         value = values[source]
-        for function in functions:
-            value = function(value)
+        if functions is None:  # the shape of what it is given is known from now on
+            functions = stack_functions(function, value.shape, result_leaves=result_leaves)
+        for call in functions:
+            value = call(value)
         values[target] = value
 
     return run

@@ -242,7 +242,7 @@ class BoundPolicy:
         *before, last = layers_of(call.function)
         write = linear_into(last, outputs[0])
         if write is not None:
-            functions = stack_functions(torch.nn.Sequential(*before), result_leaves=False)
+            functions = stack_functions(torch.nn.Sequential(*before), inputs[0].shape, result_leaves=False)
             if self._copies_inputs:
                 functions.insert(0, torch.clone)
 
@@ -253,7 +253,7 @@ class BoundPolicy:
                 write(value, outputs[t])
 
             return act_into
-        functions = stack_functions(call.function)
+        functions = stack_functions(call.function, inputs[0].shape)
         if self._copies_inputs:
             functions.insert(0, torch.clone)
         dtype = field.dtype
