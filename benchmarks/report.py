@@ -104,7 +104,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {"swath": swath.__version__, **{package: _version(package) for package in packages}},
         "swath_commit": _commit(),
