@@ -500,6 +500,33 @@ def test_rewards_as_envs_give_them(num_envs: int) -> None:
     assert batch["next", "reward"].squeeze(-1).tolist() == [list(range(1, 21))] * num_envs
 
 
+@pytest.mark.parametrize("extra", [True, False])
+def test_an_unknown_or_missing_key_at_some_step(extra: bool) -> None:
+    class Changes(SpaceEnv):
+        def _sample(self) -> Any:
+            observation = super()._sample()
+            if len(self.observations) > 3:
+                if extra:
+                    observation["b"]["new"] = 1
+                else:
+                    del observation["b"]["c"]
+            return observation
+
+    space = spaces.Dict(a=BOX, b=spaces.Dict(c=BOX))
+    message = "the observation\\['b'\\] has 'new', which its space has not" if extra else r"\('b', 'c'\) is missing"
+    with pytest.raises(EnvDataError, match=rf"env 0 \(Changes\), step: .*{message}(.|\n)*in step 2 of this batch"):
+        Collector(GymWrapper(Changes(space, BOX)), frames_per_batch=6).rollout()
+
+
+def test_a_key_in_no_spec_of_a_tensordict_env() -> None:
+    class Adds(CountingTensorDictEnv):
+        def _step(self, tensordict: Any) -> TensorDict:
+            return super()._step(tensordict).set("speed", torch.zeros(1))
+
+    with pytest.raises(EnvDataError, match="step gives 'speed', which is in none of its specs"):
+        Collector(Adds(), frames_per_batch=6).rollout()
+
+
 def test_reserved_names_in_an_observation() -> None:
     with pytest.raises(ValueError, match="'reward', which is the name of something else"):
         GymWrapper(SpaceEnv(spaces.Dict(reward=BOX), BOX))

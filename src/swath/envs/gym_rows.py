@@ -16,7 +16,9 @@ from swath.envs.gym_spaces import (
     ObservationLeaf,
     action_builder,
     action_leaves,
+    dict_nodes,
     observation_leaves,
+    require_names,
     torch_dtype,
 )
 from swath.envs.rows import RowEnv
@@ -136,6 +138,7 @@ class GymStepper:
         self._steps = [gym_env.step for gym_env in env.gym_envs]
         self._action_rows = [list(strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
         self._decoders = [leaf.decode for leaf in env.action_leaves]
+        self._dict_nodes = dict_nodes(env.gym_envs[0].observation_space)
         self._build = action_builder(env.gym_envs[0].action_space, env.action_leaves)
         self._rewards: Any = strip.outcomes["reward",].flat
         self._infos = [(name, strip.carried[as_key(name)].in_numpy, spec) for name, spec in env.info_specs.items()]
@@ -245,6 +248,8 @@ class GymStepper:
     def _write(self, row: int, env: int, observation: Any) -> None:
         index = row * self._num_envs + env
         casts = self._env.declared_casts
+        if self._dict_nodes:
+            require_names(observation, self._dict_nodes)
         for leaf, memory, size in self._leaves:
             value = leaf.pick(observation)
             if leaf.key in casts:
@@ -329,7 +334,8 @@ class GymStepper:
             given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             problem = f"{call}() must return ({', '.join(expected)}), it returned {given}"
         else:
-            problem = self._find_problem(result[0]) or str(error)
+            said = error.args[0] if isinstance(error, KeyError) and error.args else error
+            problem = self._find_problem(result[0]) or str(said)
             if call == "step" and not isinstance(result[1], (int, float, np.number, np.bool_)):
                 problem = f"the reward is {result[1]!r}, not a number"
         raise EnvDataError(f"{who}, {call}: {problem}") from error

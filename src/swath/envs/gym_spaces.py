@@ -113,6 +113,28 @@ def observation_leaves(space: spaces.Space, categorical: bool, root: Key = ("obs
     return [ObservationLeaf(key, path, *_observation_codec(leaf, categorical)) for key, path, leaf in leaves]
 
 
+def dict_nodes(space: spaces.Space, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], set[str]]]:
+    """Where an observation is a dictionary, and the names that it must have there, no more and no fewer."""
+    if isinstance(space, spaces.Dict):
+        own = [(path, set(space.spaces))]
+        return own + [node for name, sub in space.spaces.items() for node in dict_nodes(sub, (*path, name))]
+    if isinstance(space, spaces.Tuple):
+        return [node for i, sub in enumerate(space.spaces) for node in dict_nodes(sub, (*path, i))]
+    return []
+
+
+def require_names(observation: Any, nodes: list[tuple[tuple[str | int, ...], set[str]]]) -> None:
+    """Raise ``KeyError`` for a name that an observation has too much, or lacks."""
+    for path, names in nodes:
+        node = observation
+        for part in path:
+            node = node[part]
+        if node.keys() != names:
+            extra, missing = sorted(node.keys() - names), sorted(names - node.keys())
+            problem = f"has {extra[0]!r}, which its space has not" if extra else f"lacks {missing[0]!r}"
+            raise KeyError(f"the observation{''.join(f'[{part!r}]' for part in path)} {problem}")
+
+
 def _observation_codec(
     space: spaces.Space, categorical: bool
 ) -> tuple[Spec, spaces.Space, Callable[[Any], Any] | None]:

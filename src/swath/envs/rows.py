@@ -138,6 +138,7 @@ class TensorDictStepper:
         self._batch_size = env.batch_size
         self._all = list(range(strip.num_envs))
         self._flag_shape = (*env.batch_size, 1)
+        self._has_stepped = False
         # Only what the env itself writes: a policy's state is not its business.
         own = {f.key for f in env.row_layout().carried}
         self._carried = {key: column for key, column in strip.carried.items() if key in own}
@@ -159,6 +160,7 @@ class TensorDictStepper:
             mask[env_ids] = True
             request = self._root(row).set("_reset", mask.view(self._flag_shape))
         fresh = self._env.reset(request, **kwargs)
+        self._refuse_unknown(fresh.exclude("_reset", *self._strip.outputs), "reset")
         for key, column in self._carried.items():
             value = fresh.get(key)
             if column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
@@ -171,6 +173,9 @@ class TensorDictStepper:
         for key, column in self._actions.items():
             root.set(key, column.rows[t].clone())
         outcome = self._env.step(root).get("next")
+        if not self._has_stepped:  # once: later steps are what the first was
+            self._refuse_unknown(outcome, "step")
+            self._has_stepped = True
         for key, column in self._carried.items():
             value = outcome.get(key)
             if column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
@@ -187,6 +192,15 @@ class TensorDictStepper:
         self._strip.terminated[t] = terminated.cpu().numpy()
         self._strip.truncated[t] = truncated.cpu().numpy()
         return done.nonzero().reshape(-1).tolist()
+
+    def _refuse_unknown(self, data: TensorDictBase, where: str) -> None:
+        known = {*self._carried, *self._strip.outcomes, ("done",), ("terminated",), ("truncated",)}
+        for key in map(as_key, data.keys(True, True)):
+            if key not in known:
+                raise EnvDataError(
+                    f"{type(self._env).__name__}: {where} gives {show(key)}, which is in none of its specs; add it to "
+                    "observation_spec, or leave it out"
+                )
 
     def _refuse(self, key: tuple[str, ...], value: torch.Tensor, field: Field, where: str) -> None:
         raise EnvDataError(

@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
 from swath.envs.base import next_seed
-from swath.envs.gym_spaces import action_builder, action_leaves, observation_leaves
+from swath.envs.gym_spaces import action_builder, action_leaves, dict_nodes, observation_leaves, require_names
 from swath.envs.rows import RowEnv
 from swath.envs.specs import Composite
 from swath.errors import EnvDataError, EnvError
@@ -128,6 +128,7 @@ class VectorStepper:
         self.fillers: list[tuple[int, list[int]]] | None = [] if env.has_fillers else None
         self._columns = [(leaf, strip.carried[leaf.key].in_numpy) for leaf in env.observation_leaves]
         self._action_rows = [(leaf.decode, strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
+        self._dict_nodes = dict_nodes(env.env.single_observation_space)
         self._build = action_builder(env.env.single_action_space, env.action_leaves)
         self._batched_action = len(env.action_leaves) == 1 and env.action_leaves[0].path == ()
         self._rewards = strip.outcomes["reward",].in_numpy
@@ -200,6 +201,11 @@ class VectorStepper:
         return _batch(actions)
 
     def _write(self, row: int, observation: Any, env_ids: list[int] | None) -> None:
+        if self._dict_nodes:
+            try:
+                require_names(observation, self._dict_nodes)
+            except KeyError as error:
+                raise EnvDataError(f"{self._env}: {error.args[0]}") from None
         for leaf, array in self._columns:
             value = leaf.pick(observation)
             if leaf.prepare is not None and isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
