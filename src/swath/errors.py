@@ -9,8 +9,7 @@ SwathError
 │   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
 ├── NonFiniteData (FloatingPointError)   check_finite=True met a NaN or an infinity
 ├── CollectorClosed (RuntimeError)       the collector was used after shutdown()
-├── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
-└── MissingExtra (ImportError)           a feature needs a package that is not installed
+└── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 
 An exception that a user's env or policy raises is not wrapped: it keeps its type, and a note
 (``exception.__notes__``) says which env, which step and what to do.
@@ -23,7 +22,6 @@ __all__ = [
     "EnvClosed",
     "EnvDataError",
     "EnvError",
-    "MissingExtra",
     "NoLength",
     "NonFiniteData",
     "PolicyError",
@@ -73,10 +71,3 @@ class CollectorClosed(SwathError, RuntimeError):
 
 class NoLength(SwathError, RuntimeError, TypeError):
     """``len()`` of a collector that cannot know it; a TypeError, so that ``list`` and ``tqdm`` go on without."""
-
-
-class MissingExtra(SwathError, ImportError):
-    """A feature needs a package that is not installed."""
-
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an extra that is not installed: pip install 'swath[{extra}]'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -202,9 +201,8 @@ def test_a_file_is_no_place(swath_here: Any, out: str) -> None:
     assert Path("my_envs.py").read_text() == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_without_permission(swath_here: Any, folder: Path) -> None:
-    (folder / "locked").mkdir(mode=0o555)
-    result = swath_here("collect", "CartPole-v1", "--frames", "10", "--out", "locked/data")
+def test_a_place_without_permission(swath_here: Any) -> None:
+    # Not a locked directory: root, as which tests often run, may write there.
+    result = swath_here("collect", "CartPole-v1", "--frames", "10", "--out", "/proc/self/data")
     assert result.code == 2
     assert "permission" in result.stderr

@@ -3,7 +3,7 @@
 An env is written in one of two ways, and each gives the other:
 
 - ``_reset(tensordict)`` and ``_step(tensordict)`` on TensorDicts, the short way; ``bind`` then runs them on rows;
-- ``bind(strip)``, the fast way, on rows of memory (``envs/rows.py``); ``_reset`` and ``_step`` then come for free.
+- ``RowEnv.bind_rows(strip)``, the fast way, on rows of memory (``envs/rows.py``); the two methods then come for free.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class EnvBase:
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         """First observations; ``tensordict["_reset"]``, where there, says which envs of a batch to reset."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither _reset nor bind")
+        raise NotImplementedError(f"{type(self).__name__} does not define _reset")
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """What follows ``tensordict["action"]``: observations, reward, and flags."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither _step nor bind")
+        raise NotImplementedError(f"{type(self).__name__} does not define _step")
 
     def _set_seed(self, seed: int) -> None:
         """Seed this env's randomness; called by ``set_seed``."""

@@ -16,6 +16,7 @@ from swath.envs.gym_spaces import (
     ObservationLeaf,
     action_builder,
     action_leaves,
+    composite_of,
     dict_nodes,
     observation_leaves,
     require_names,
@@ -50,14 +51,10 @@ class GymRowEnv(RowEnv):
         self.action_leaves = action_leaves(first.action_space, categorical_action_encoding)
         self.info_specs = self._find_info_specs(info_keys)
         lead = self.batch_size
-        self.observation_spec = Composite(
-            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.observation_leaves},  # type: ignore[misc]
-            shape=lead,
-        ).update(Composite({k: s.expand(*lead, *s.shape) for k, s in self.info_specs.items()}, shape=lead))
-        self.full_action_spec = Composite(
-            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.action_leaves},  # type: ignore[misc]
-            shape=lead,
+        self.observation_spec = composite_of(self.observation_leaves, lead).update(
+            Composite({k: s.expand(*lead, *s.shape) for k, s in self.info_specs.items()}, shape=lead)
         )
+        self.full_action_spec = composite_of(self.action_leaves, lead)
         #: Casts that the first reset showed to be needed, by leaf key (see ``GymStepper``).
         self.declared_casts: dict[tuple[str, ...], np.dtype] = {}
         self.casts_are_settled = False

@@ -19,6 +19,7 @@ from swath.envs.specs import (
     Binary,
     Bounded,
     Categorical,
+    Composite,
     MultiCategorical,
     MultiOneHot,
     OneHot,
@@ -75,6 +76,14 @@ class ActionLeaf:
     path: tuple[str | int, ...]
     spec: Spec
     decode: Callable[[np.ndarray], np.ndarray]
+
+
+def composite_of(leaves: Sequence[ObservationLeaf] | Sequence[ActionLeaf], batch_size: torch.Size) -> Composite:
+    """The specs of some leaves, for a batch of envs."""
+    specs = Composite(shape=batch_size)
+    for leaf in leaves:
+        specs[leaf.key] = leaf.spec.expand((*batch_size, *leaf.spec.shape))
+    return specs
 
 
 def torch_dtype(dtype: Any, where: str) -> torch.dtype:

@@ -22,9 +22,15 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
 from swath.envs.base import next_seed
-from swath.envs.gym_spaces import action_builder, action_leaves, dict_nodes, observation_leaves, require_names
+from swath.envs.gym_spaces import (
+    action_builder,
+    action_leaves,
+    composite_of,
+    dict_nodes,
+    observation_leaves,
+    require_names,
+)
 from swath.envs.rows import RowEnv
-from swath.envs.specs import Composite
 from swath.errors import EnvDataError, EnvError
 from swath.rollout.layout import show
 from swath.rollout.strip import Strip
@@ -55,14 +61,8 @@ class VectorEnv(RowEnv):
         self.observation_leaves = observation_leaves(env.single_observation_space, categorical_action_encoding)
         self.action_leaves = action_leaves(env.single_action_space, categorical_action_encoding)
         lead = self.batch_size
-        self.observation_spec = Composite(
-            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.observation_leaves},  # type: ignore[misc]
-            shape=lead,
-        )
-        self.full_action_spec = Composite(
-            {leaf.key: leaf.spec.expand(*lead, *leaf.spec.shape) for leaf in self.action_leaves},  # type: ignore[misc]
-            shape=lead,
-        )
+        self.observation_spec = composite_of(self.observation_leaves, lead)
+        self.full_action_spec = composite_of(self.action_leaves, lead)
         #: Envs whose next step will be a filler (NEXT_STEP only).
         self.awaiting_reset: list[int] = []
 
