@@ -9,10 +9,17 @@ SwathError
 │   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
 ├── NonFiniteData (FloatingPointError)   check_finite=True met a NaN or an infinity
 ├── CollectorClosed (RuntimeError)       the collector was used after shutdown()
+├── WorkerError (RuntimeError)           a worker process could not go on
+│   ├── WorkerDied                       … it was killed, or left by itself
+│   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
+│   └── WorkerRaised                     … it raised an exception that cannot be pickled
+├── WeightSyncError (RuntimeError)       weights did not reach a worker
+├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
 └── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 
 An exception that a user's env or policy raises is not wrapped: it keeps its type, and a note
-(``exception.__notes__``) says which env, which step and what to do.
+(``exception.__notes__``) says which env, which step and what to do. One from a worker has the traceback there as its
+``__cause__``.
 """
 
 from __future__ import annotations
@@ -24,10 +31,16 @@ __all__ = [
     "EnvError",
     "NoLength",
     "NonFiniteData",
+    "OutOfSharedMemory",
     "PolicyError",
     "PolicyInputError",
     "PolicyOutputError",
     "SwathError",
+    "WeightSyncError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerHangs",
+    "WorkerRaised",
 ]
 
 
@@ -67,6 +80,34 @@ class NonFiniteData(SwathError, FloatingPointError):
 
 class CollectorClosed(SwathError, RuntimeError):
     """A collector was used after ``shutdown()``."""
+
+
+class WorkerError(SwathError, RuntimeError):
+    """A worker process could not go on; ``worker`` is its number."""
+
+    def __init__(self, message: str = "", worker: int = -1) -> None:
+        super().__init__(message)
+        self.worker = worker
+
+
+class WorkerDied(WorkerError):
+    """A worker process was killed, or left by itself."""
+
+
+class WorkerHangs(WorkerError, TimeoutError):
+    """A worker did not take a step, or did not answer, in the time that it was given."""
+
+
+class WorkerRaised(WorkerError):
+    """A worker raised an exception that cannot be pickled; this has its text."""
+
+
+class WeightSyncError(SwathError, RuntimeError):
+    """Weights did not reach a worker."""
+
+
+class OutOfSharedMemory(SwathError, MemoryError):
+    """There is no room, or no descriptor, for memory that workers share."""
 
 
 class NoLength(SwathError, RuntimeError, TypeError):

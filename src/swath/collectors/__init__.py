@@ -1,9 +1,22 @@
 """Collectors: policies run in envs, experience comes out in batches."""
 
 from swath.collectors.base import BaseCollector
+from swath.collectors.multi import MultiCollector
+from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
+from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.profiling import ProfileConfig
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import split_trajectories
 from swath.modules.random_policy import RandomPolicy
 
-__all__ = ["BaseCollector", "Collector", "ProfileConfig", "RandomPolicy", "split_trajectories"]
+__all__ = [
+    "AsyncCollector",
+    "BaseCollector",
+    "Collector",
+    "MultiAsyncCollector",
+    "MultiCollector",
+    "MultiSyncCollector",
+    "ProfileConfig",
+    "RandomPolicy",
+    "split_trajectories",
+]

@@ -35,8 +35,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
             "backend_options",
             "num_collectors",
             "sync",
-            "worker_idx",
-            "traj_pool",
         ],
         (None,),
     ),
@@ -66,14 +64,19 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
     return env
 
 
-def refuse_unknown(unknown: Mapping[str, Any], collector: type) -> None:
+def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type) -> None:
     unknown = {name: value for name, value in unknown.items() if value not in NOT_YET.get(name, ())}
     if not unknown:
         return
     for name in unknown:
         if name in NOT_YET:
             raise TypeError(f"{collector.__name__}: {name} is not supported by this version of swath")
-    known = [name for name in inspect.signature(collector.__init__).parameters if name not in ("self", "unknown")]
+    known = [
+        name
+        for kind in (collector, *bases)
+        for name in inspect.signature(kind.__init__).parameters
+        if name not in ("self", "unknown", "others", "args", "kwargs")
+    ]
     hints = []
     for name in unknown:
         near = difflib.get_close_matches(name, known, n=1)

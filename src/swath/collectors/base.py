@@ -125,8 +125,8 @@ class BaseCollector(IterableDataset):
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
-    def _collect(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
-        """One batch, as the rollout makes it."""
+    def _collect(self) -> TensorDictBase:
+        """The next batch, as the rollout makes it."""
         raise NotImplementedError
 
     def _close(self, close_env: bool) -> None:
@@ -207,23 +207,26 @@ class BaseCollector(IterableDataset):
     def _gather(self) -> TensorDictBase | None:
         assembler = self._assembler
         if assembler is None:
-            return self._count(self._collect(*self._budget.next_batch(self._frames)))
+            return self._count(self._collect())
         while (batch := assembler.pop()) is None:
             if self._complete:
                 return None
-            assembler.add(self._count(self._collect(*self._budget.next_batch(self._frames))))
+            assembler.add(self._count(self._collect()))
         return batch
 
     def _count(self, batch: TensorDictBase) -> TensorDictBase:
-        self._frames += batch.batch_size.numel()
+        mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
+        self._frames += batch.batch_size.numel() if mask is None else int(mask.sum())
         self._iter += 1
         if self._postprocessing.check_finite:
             require_finite(batch)
         if self._postprocessing.set_truncated and batch.batch_size.numel():
-            last = batch.get("next")[..., -1]
-            truncated = torch.ones_like(last.get("truncated"))
-            last.set_("truncated", truncated)
-            last.set_("done", truncated)
+            is_last = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
+            is_last[..., -1] = True
+            if mask is not None:
+                is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
+            for flag in ("truncated", "done"):
+                batch.get(("next", flag))[is_last] = True
         return batch
 
     def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:

@@ -27,14 +27,15 @@ from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
-from swath.collectors.weights import apply_weights, choose_source
 from swath.envs.base import EnvBase
 from swath.errors import CollectorClosed
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
-from swath.rollout.delivery import Stamps
-from swath.rollout.loop import Rollout, first_observations
+from swath.rollout.delivery import Stamps, batch_fields
+from swath.rollout.layout import CPU, Field, Key
+from swath.rollout.loop import Mail, Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
+from swath.weight_update.weights import apply_weights, choose_source
 
 
 class Collector(BaseCollector):
@@ -66,6 +67,8 @@ class Collector(BaseCollector):
         check_finite: raise on NaN and infinity.
         pre_collect_hook, post_collect_hook: called before a batch, and with it.
         replay_buffer: its ``extend`` gets every batch; iteration then yields None.
+        worker_idx, traj_pool, mail: for a collector inside of a worker: its number, where trajectory ids come from,
+            and how its owner reaches it.
 
     Raises:
         TypeError: an unknown argument, or both ``policy`` and ``policy_factory``.
@@ -113,6 +116,9 @@ class Collector(BaseCollector):
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
+        worker_idx: int | None = None,
+        traj_pool: TrajectoryIds | None = None,
+        mail: Mail | None = None,
         **unknown: Any,
     ) -> None:
         self._closed = True  # until there is something to close
@@ -134,6 +140,9 @@ class Collector(BaseCollector):
         if split_trajs and not track_traj_ids:
             raise ValueError("split_trajs needs track_traj_ids=True")
         devices = Devices.resolve(device, env_device, policy_device, storing_device)
+        self.worker_idx = worker_idx
+        self._traj_ids = TrajectoryIds() if traj_pool is None else traj_pool
+        self._mail = mail
         env = make_env(create_env_fn, create_env_kwargs)
         try:
             self._set_up(
@@ -192,11 +201,11 @@ class Collector(BaseCollector):
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         self.env = env
         self._devices = devices
+        self._stamps = stamps
         self._given_policy = policy
         self.policy = on_device(policy, devices.policy)
         self._policy_version = 0
         self._random_stream = RandomStream(devices.policy)
-        self._traj_ids = TrajectoryIds()
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
         super().__init__(budget, postprocessing, assembler, replay_buffer)
@@ -241,48 +250,71 @@ class Collector(BaseCollector):
             max_frames_per_traj=max_frames_per_traj,
             device=devices.storing,
             action_specs=random_specs(self.policy),
+            mail=self._mail,
         )
         rollout.start_from(first_row)
         return rollout
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
-    def _collect(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
+    def _collect(self) -> TensorDictBase:
+        return self._collect_batch(*self._budget.next_batch(self._frames))
+
+    def _collect_batch(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
-        if self.reset_at_each_iter and self._iter:
-            self._restart()
-        if self._profiler is not None and self._profiler.finished:
-            self._profiler = None
-        with self._in_force(), self._profiler.rollout() if self._profiler else contextlib.nullcontext():
-            batch = self._rollout.collect(
+        with self._in_force():
+            return self._rollout.collect(
                 num_steps,
                 policy_version=self._policy_version,
                 stop=self._stop,
                 num_envs=num_envs,
                 reuse_memory=self.return_same_td,
             )
-        if not self._no_cuda_sync:
-            self._devices.synchronize()
-        return batch
+
+    def collect_into(self, leaves: Mapping[Key, torch.Tensor], num_steps: int, random_frames: int = 0) -> int:
+        """For a worker: a batch into memory of ``fields``, not counted; how many steps it got.
+
+        If it raises, ``salvage_into()`` says how many were complete.
+        """
+        self._rollout.random_frames_left = random_frames
+        with self._in_force():
+            num_steps = self._rollout.collect_into(leaves, num_steps)
+        self._iter += 1
+        return num_steps
+
+    def salvage_into(self) -> int:
+        return self._rollout.salvage_into()
+
+    @property
+    def fields(self) -> list[Field]:
+        """Every key of a batch in CPU memory."""
+        return batch_fields(self._rollout.strip.layout, self._stamps, CPU)
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
         """No gradients, the exploration type, and the collector's own random stream."""
+        if self.reset_at_each_iter and self._iter:
+            self._restart()
+        if self._profiler is not None and self._profiler.finished:
+            self._profiler = None
         with (
             torch.inference_mode(False),  # what is delivered must be fit for training, wherever it is collected
             torch.no_grad(),
             set_interaction_type(self.exploration_type),
             self._random_stream.active(),
+            self._profiler.rollout() if self._profiler else contextlib.nullcontext(),
         ):
             yield
+        if not self._no_cuda_sync:
+            self._devices.synchronize()
 
     def _salvage(self) -> TensorDictBase | None:
         return self._rollout.salvage()
 
     def rollout(self) -> TensorDictBase:
         """One batch that is not counted, nor postprocessed."""
-        return self._collect(self._budget.steps_per_batch, None)
+        return self._collect_batch(self._budget.steps_per_batch, None)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""

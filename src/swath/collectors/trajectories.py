@@ -55,6 +55,11 @@ def split_trajectories(
     starts = new_run.reshape(-1).nonzero().reshape(-1)
     lengths = torch.diff(starts, append=starts.new_tensor([ids.numel()])).tolist()
     flat = rows.reshape(-1)
+    if bool((ids < 0).any()):  # frames that were not collected (preemptive_threshold)
+        flat = flat[ids.reshape(-1) >= 0]
+        collected = (ids.reshape(-1)[starts] >= 0).tolist()
+        lengths = [length for length, there in zip(lengths, collected, strict=True) if there]
+        num_rows = -1
     if as_nested:
         return _nested(flat, lengths)
     if len(lengths) == num_rows:  # every row is one whole trajectory
@@ -127,6 +132,9 @@ class TrajectoryAssembler:
                 # A copy: a view would keep the whole batch alive, and see what is written there next.
                 piece = rows[env, start : stop + 1].clone()
                 traj_id = int(env_ids[start])
+                if traj_id < 0:  # not collected: the worker was stopped before
+                    start = stop + 1
+                    continue
                 self._pending.setdefault(traj_id, []).append(piece)
                 if bool(ends[env, stop]):
                     pieces = self._pending.pop(traj_id)
@@ -145,6 +153,10 @@ class TrajectoryAssembler:
         """Forget episodes in progress: their envs were reset."""
         for traj_id in traj_ids:
             self._pending.pop(int(traj_id), None)
+
+    def drop_all(self) -> None:
+        """Forget all episodes in progress."""
+        self._pending.clear()
 
     def pop(self) -> TensorDictBase | None:
         """A batch of whole episodes, or None while there are too few."""

@@ -58,6 +58,8 @@ class EnvBase:
     """
 
     batch_locked = True
+    #: What error messages call the first env of this batch; a worker's envs are counted over all workers.
+    first_index = 0
     #: Whether some envs of a batch can be reset while the others go on.
     resets_single_envs = True
     _has_dynamic_specs = False

@@ -315,7 +315,7 @@ class GymStepper:
 
         ``result`` is what the call returned, None if it did not.
         """
-        who = f"env {env} ({describe(self._env.gym_envs[env])})"
+        who = f"env {env + self._env.first_index} ({describe(self._env.gym_envs[env])})"
         traceback = error.__traceback__
         raised_inside_env = False
         while traceback is not None:

@@ -165,7 +165,7 @@ class SerialRowEnv(_Children, RowEnv):
         return all(child.resets_single_envs for child in self.children)
 
     def bind_rows(self, strip: Strip) -> Stepper:
-        return _SerialStepper(self.children, strip)
+        return _SerialStepper(self.children, strip, self.first_index)
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         for child in self.children:
@@ -197,8 +197,9 @@ class _SerialStepper:
 
     fillers: list[tuple[int, list[int]]] | None = None
 
-    def __init__(self, children: Sequence[EnvBase], strip: Strip) -> None:
+    def __init__(self, children: Sequence[EnvBase], strip: Strip, first_index: int) -> None:
         self._strip = strip
+        self._first_index = first_index
         self._rows_per_child = children[0].batch_size.numel()
         self._steppers: list[tuple[Strip, Stepper]] = []
         actions = {key: column.field for key, column in strip.outputs.items()}
@@ -220,7 +221,7 @@ class _SerialStepper:
             mine = [env_id - index * n for env_id in env_ids if env_id // n == index]
             for key, column in own.carried.items():
                 column.tensor[0] = self._strip.carried[key].tensor[row, index * n : (index + 1) * n]
-            with _named(index):
+            with _named(self._first_index + index):
                 stepper.reset(0, mine, **kwargs, **(list_of_kwargs[index] if list_of_kwargs else {}))
             self._copy(own.carried, self._strip.carried, 0, row, index * n)
 
@@ -237,7 +238,7 @@ class _SerialStepper:
                 column.tensor[0] = strip.carried[key].tensor[t, first : first + n]
             own.terminated[:] = False
             own.truncated[:] = False
-            with _named(index):
+            with _named(self._first_index + index):
                 over = stepper.step(0)
             self._copy(own.carried, strip.carried, 1, t + 1, first)
             self._copy(own.outcomes, strip.outcomes, 0, t, first)

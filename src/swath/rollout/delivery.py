@@ -6,7 +6,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,21 +66,23 @@ class Batch:
         self.stamps = stamps
         self.device = device
         self.fields = batch_fields(layout, stamps, device)
-        self.leaves: dict[Key, torch.Tensor] = {}
+        self.leaves: Mapping[Key, torch.Tensor] = {}
         self.num_steps = -1
         self.filled = 0
         self._reuses_memory = False
         #: With reused memory: the TensorDict that is delivered again and again.
         self._delivered: TensorDict | None = None
 
-    def open(self, num_steps: int, reuse_memory: bool = False) -> None:
-        """Begin a batch, in new memory: what was delivered before belongs to its consumer."""
+    def open(self, num_steps: int, reuse_memory: bool = False, into: Mapping[Key, torch.Tensor] | None = None) -> None:
+        """Begin a batch, in new memory: what was delivered before belongs to its consumer. Or in given memory."""
         self.filled = 0
-        if not (reuse_memory and num_steps == self.num_steps):
+        if into is not None:
+            self.leaves = into
+        elif not (reuse_memory and num_steps == self.num_steps):
             self.leaves = {}
             self._delivered = None
         self.num_steps = num_steps
-        self._reuses_memory = reuse_memory
+        self._reuses_memory = reuse_memory or into is not None
 
     def allocate(self) -> None:
         size = (self.layout.num_envs, self.num_steps)
@@ -96,6 +98,15 @@ class Batch:
     @property
     def num_taken(self) -> int:
         """Steps that were taken for this batch so far."""
+        return self.filled
+
+    @property
+    def num_committed(self) -> int:
+        """Steps that are where they will be delivered from."""
+        return self.filled
+
+    def finish(self) -> int:
+        """Complete a batch in given memory; how many steps it has."""
         return self.filled
 
     def write(self, strip: Strip, boundaries: Boundaries, num_steps: int, version: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -25,6 +26,64 @@ def first_observations(env: Any) -> dict[Key, torch.Tensor]:
     return {key: column.rows[0] for key, column in strip.carried.items()}
 
 
+class Mail(Protocol):
+    """What may reach a rollout from outside while it collects, such as new weights; see ``workers/``."""
+
+    #: A byte that another process sets when there is something to read; looked at after every step.
+    waiting: Any
+    #: Where the rollout writes its step, for whoever watches that it goes on.
+    beat: Any
+    #: Whether to end the batch after the steps that were taken.
+    stop_requested: bool
+    #: The version of the weights, as of the last ``read``.
+    policy_version: int
+
+    def read(self) -> None:
+        """Do what is asked. Whatever it raises ends the batch without delivering it."""
+        ...
+
+    def commit(self, num_steps: int) -> None:
+        """So many steps of this batch are in their final place."""
+        ...
+
+
+class NoMail:
+    """Nobody writes to a rollout in the caller's own process."""
+
+    waiting = b"\0"
+    stop_requested = False
+
+    def __init__(self) -> None:
+        self.beat = [0]
+        self.policy_version = 0
+
+    def read(self) -> None: ...
+
+    def commit(self, num_steps: int) -> None: ...
+
+
+class StepTiming:
+    """How the time of a step divides over env and policy, estimated from one step in each stretch."""
+
+    def __init__(self) -> None:
+        self.env_s = 0.0
+        self.policy_s = 0.0
+        self._turn = 0
+
+    def pick(self, length: int) -> int:
+        """Which step to time: another one each time, since the first of a batch finds the caches cold."""
+        self._turn += 37
+        return self._turn % length
+
+    def timed(self, act: Callable[[int], None]) -> Callable[[int], None]:
+        def timed_act(t: int) -> None:
+            started = perf_counter()
+            act(t)
+            self.policy_s += perf_counter() - started
+
+        return timed_act
+
+
 class Rollout:
     """One env, one policy and the memory between them.
 
@@ -35,6 +94,7 @@ class Rollout:
         num_steps: steps of a batch, per env.
         max_frames_per_traj: truncate an episode after this many steps.
         device: where batches are delivered; None for where each key was made.
+        mail: how others reach the rollout while it collects.
         action_specs: what random actions are drawn from; by default the env's.
     """
 
@@ -50,6 +110,7 @@ class Rollout:
         max_frames_per_traj: int | None = None,
         device: torch.device | None = None,
         action_specs: dict[Any, Any] | None = None,
+        mail: Mail | None = None,
     ) -> None:
         self._env = env
         self._stamps = stamps
@@ -70,7 +131,10 @@ class Rollout:
         self._reset_kwargs: dict[str, Any] = {}
         #: How many frames still get random actions.
         self.random_frames_left = 0
-        self._policy_version = 0
+        self._mail: Mail = NoMail() if mail is None else mail
+        self.timing: StepTiming | None = None if mail is None else StepTiming()
+        #: (step, version): from which step of the last batch on which version of the weights acted.
+        self.versions: list[tuple[int, int]] = []
         self._taken = 0
         self._unfinished = False
         self._batch: Batch | RaggedBatch
@@ -140,27 +204,47 @@ class Rollout:
         ``stop`` is asked after every step, and ends the batch early. ``num_envs`` delivers the first envs only.
         If a step raises, ``salvage()`` gives what came before.
         """
+        self._mail.policy_version = policy_version
+        self._batch.open(num_steps, reuse_memory)
+        self._fill(stop)
+        return self._batch.close(num_envs)
+
+    def collect_into(self, leaves: Mapping[Key, torch.Tensor], num_steps: int) -> int:
+        """A batch into given memory, ``[num_envs, num_steps, *shape]`` a key; how many steps it got."""
+        self._batch.open(num_steps, into=leaves)
+        self._fill(None)
+        return self._batch.finish()
+
+    def _fill(self, stop: Callable[[], bool] | None) -> None:
+        batch, mail = self._batch, self._mail
         if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
             self.abandon()
         self.begin()
         if self._policy is not None:
             self._policy.prepare()
-        batch = self._batch
-        batch.open(num_steps, reuse_memory)
         self._unfinished = True
-        self._policy_version = policy_version
+        self.versions = [(0, mail.policy_version)]
         stopped = False
-        while not stopped and (missing := batch.steps_missing()) > 0:
+        while (missing := batch.steps_missing()) > 0 and (batch.is_empty or not (stopped or mail.stop_requested)):
             act, length, num_random = self._next_stretch(min(missing, self.strip.num_steps))
-            stopped = self._run_watched(act, length, stop) if stop else self._run(act, 0, length)
+            stopped = self._run_watched(act, length, stop) if stop else self._run_sampled(act, length)
             self.random_frames_left -= num_random if num_random is not None else self._count_frames()
-            batch.write(self.strip, self.boundaries, self._taken, policy_version)
+            batch.write(self.strip, self.boundaries, self._taken, self.versions[-1][1])
             self._rewind()
             for env, last_kept_id in batch.cuts:
                 self.boundaries.cut(env, last_kept_id)
-            stopped = stopped and not batch.is_empty
+            mail.commit(batch.num_committed)
+            if mail.waiting[0]:
+                self._read_mail()
         self._unfinished = False
-        return batch.close(num_envs)
+
+    def _read_mail(self) -> None:
+        mail = self._mail
+        mail.read()
+        if self.versions[-1][1] != mail.policy_version:
+            self.versions.append((self._batch.num_taken, mail.policy_version))
+            if self._policy is not None:
+                self._policy.prepare()
 
     def blank_batch(self, num_steps: int) -> TensorDict:
         """A batch of zeros."""
@@ -175,9 +259,18 @@ class Rollout:
         if not self._unfinished:
             return None
         if self._taken:
-            self._batch.write(self.strip, self.boundaries, self._taken, self._policy_version)
+            self._batch.write(self.strip, self.boundaries, self._taken, self.versions[-1][1])
             self._taken = 0
         return self._batch.close()
+
+    def salvage_into(self) -> int:
+        """As ``salvage``, for a batch in given memory: how many steps are in it."""
+        if not self._unfinished:
+            return 0
+        if self._taken:
+            self._batch.write(self.strip, self.boundaries, self._taken, self.versions[-1][1])
+            self._taken = 0
+        return self._batch.finish()
 
     def _next_stretch(self, length: int) -> tuple[Callable[[int], None], int, int | None]:
         """What to do for how many steps, and how many of their frames are random (None: all)."""
@@ -209,6 +302,7 @@ class Rollout:
     def _run(self, act: Callable[[int], None], start: int, end: int) -> bool:
         """The loop."""
         step, cross = self._step, self.boundaries.cross
+        waiting, beat = self._mail.waiting, self._mail.beat
         t = start
         try:
             for t in range(start, end):
@@ -216,12 +310,31 @@ class Rollout:
                 ended = step(t)
                 if ended is not None:
                     cross(t, ended)
+                beat[0] = t
+                if waiting[0]:
+                    end = t + 1
+                    break
             t = end
         except Exception as error:
             self._say_where(error, t)
             raise
         finally:
             self._taken = t
+        return False
+
+    def _run_sampled(self, act: Callable[[int], None], length: int) -> bool:
+        """The loop, with one step timed."""
+        timing = self.timing
+        if timing is None:
+            return self._run(act, 0, length)
+        chosen = timing.pick(length)
+        self._run(act, 0, chosen)
+        if self._taken == chosen:
+            policy_s, started = timing.policy_s, perf_counter()
+            self._run(timing.timed(act), chosen, chosen + 1)
+            timing.env_s += perf_counter() - started - (timing.policy_s - policy_s)
+            if not self._mail.waiting[0]:
+                self._run(act, chosen + 1, length)
         return False
 
     def _say_where(self, error: Exception, t: int) -> None:

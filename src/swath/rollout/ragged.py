@@ -9,6 +9,7 @@ room again, the last one kept is marked truncated, and what follows is another t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tensordict import TensorDict
 
 from swath.rollout.boundaries import Boundaries
 from swath.rollout.delivery import TRAJ_IDS, Batch, Stamps, strip_parts
-from swath.rollout.layout import Layout
+from swath.rollout.layout import Key, Layout
 from swath.rollout.strip import Strip
 
 #: How far ahead of the slowest an env may get, beyond a batch.
@@ -49,9 +50,12 @@ class RaggedBatch:
         self.cuts: list[tuple[int, int]] = []
         self._warned = False
 
-    def open(self, num_steps: int, reuse_memory: bool = False) -> None:
+    #: What waits in private memory is not committed.
+    num_committed = 0
+
+    def open(self, num_steps: int, reuse_memory: bool = False, into: Mapping[Key, torch.Tensor] | None = None) -> None:
         self._wanted = num_steps
-        self._delivered.open(num_steps, reuse_memory)
+        self._delivered.open(num_steps, reuse_memory, into)
         if not self._delivered.leaves:
             self._delivered.allocate()
 
@@ -104,7 +108,8 @@ class RaggedBatch:
                 leaves["next", flag][env, last] = True
         return int(leaves[TRAJ_IDS][env, last]) if TRAJ_IDS in leaves else -1
 
-    def close(self, num_envs: int | None = None) -> TensorDict:
+    def finish(self) -> int:
+        """Move what every env has enough of to where it is delivered from; how many steps that is."""
         wanted = min(self._wanted, int(self._counts.min()))
         left = int(self._counts.max()) - wanted
         for key, leaf in self._memory.leaves.items():
@@ -112,4 +117,8 @@ class RaggedBatch:
             leaf[:, :left] = leaf[:, wanted : wanted + left].clone()
         self._counts -= wanted
         self._delivered.filled = wanted
+        return wanted
+
+    def close(self, num_envs: int | None = None) -> TensorDict:
+        self.finish()
         return self._delivered.close(num_envs)

@@ -71,8 +71,10 @@ def apply_weights(policy: Any, source: Any) -> None:
             own[name].copy_(tensor)
 
 
-def choose_source(positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None) -> Any:
-    """The one source among the arguments of ``update_policy_weights_``; None for the policy's own weights."""
+def choose_sources(
+    positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None
+) -> dict[str, Any]:
+    """The sources among the arguments of ``update_policy_weights_``, by model; None for the model's own weights."""
     if positional is not None and (weights is not None or policy is not None):
         raise ValueError("update_policy_weights_: give the weights once, by position or by keyword")
     if weights is not None and policy is not None:
@@ -80,10 +82,15 @@ def choose_source(positional: Any, weights: Any, policy: Any, weights_dict: Any,
     if weights_dict is not None and (model_id is not None or weights is not None or positional is not None):
         raise ValueError("update_policy_weights_: weights_dict goes alone, it names the models itself")
     if weights_dict is not None:
-        unknown = [name for name in weights_dict if name != "policy"]
-        if unknown:
-            raise KeyError(f"there is no model {unknown[0]!r}; this collector has 'policy'")
-        return weights_dict["policy"]
-    if model_id not in (None, "policy"):
-        raise KeyError(f"there is no model {model_id!r}; this collector has 'policy'")
-    return next((given for given in (positional, weights, policy) if given is not None), None)
+        return dict(weights_dict)
+    source = next((given for given in (positional, weights, policy) if given is not None), None)
+    return {"policy" if model_id is None else model_id: source}
+
+
+def choose_source(positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None) -> Any:
+    """As ``choose_sources``, for a collector with one model."""
+    sources = choose_sources(positional, weights, policy, weights_dict, model_id)
+    for name in sources:
+        if name != "policy":
+            raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
+    return sources["policy"]

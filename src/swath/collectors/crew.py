@@ -1,0 +1,135 @@
+"""The arguments of multi-process collectors, resolved once: who collects what, where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from swath.collectors.base import positive_int
+from swath.collectors.devices import DeviceLike, Devices
+from swath.envs.base import EnvBase
+from swath.workers.layout import AUTO, WorkerLayout
+
+
+@dataclass(frozen=True)
+class EnvMember:
+    """One env that was asked for: how it is made, and what runs in it."""
+
+    factory: Any
+    kwargs: Mapping[str, Any]
+    devices: Devices
+    policy_factory: Callable[[], Any] | None
+    frames: int
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Only members of the same kind can share a worker."""
+        return self.devices, id(self.policy_factory), self.frames
+
+
+@dataclass(frozen=True)
+class Crew:
+    """All members, and the worker that each is in."""
+
+    members: tuple[EnvMember, ...]
+    layout: WorkerLayout
+
+    def of_worker(self, worker: int) -> tuple[EnvMember, ...]:
+        members = self.layout.members[worker]
+        return self.members[members.start : members.stop]
+
+
+def list_factories(create_env_fn: Any, num_workers: Any, envs_per_worker: int | None) -> list[Any]:
+    """One factory for each env."""
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        factories = list(create_env_fn)
+        if not factories:
+            raise ValueError("create_env_fn is an empty list; give a factory for every env")
+    else:
+        if num_workers == AUTO:
+            raise ValueError("num_workers='auto' spreads the envs of a list; give create_env_fn=[fn] * n")
+        factories = [create_env_fn] * ((num_workers or 1) * (envs_per_worker or 1))
+    for index, factory in enumerate(factories):
+        if not (callable(factory) or isinstance(factory, (str, EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))):
+            raise TypeError(
+                f"create_env_fn of env {index} must be an env or a function that makes one, got "
+                f"{type(factory).__name__}"
+            )
+    return factories
+
+
+def for_each(name: str, given: Any, count: int, error: type[Exception]) -> list[Any]:
+    """A value for each env: the entries of a list, or the same for all."""
+    if not isinstance(given, (list, tuple)):
+        return [given] * count
+    if len(given) != count:
+        raise error(f"{name} has {len(given)} entries for {count} envs; give one for each, or one for all")
+    return list(given)
+
+
+def list_frames(frames_per_batch: Any, count: int, is_shared: bool) -> list[int]:
+    """Frames of a batch for each env; ``is_shared``: a batch is put together from all of them."""
+    if isinstance(frames_per_batch, (list, tuple)):
+        if len(frames_per_batch) != count:
+            raise ValueError(
+                f"frames_per_batch has {len(frames_per_batch)} entries for {count} envs; give one for each, or a number"
+            )
+        return [positive_int("frames_per_batch", frames) for frames in frames_per_batch]
+    frames = positive_int("frames_per_batch", frames_per_batch)
+    return [-(-frames // count) if is_shared else frames] * count
+
+
+def resolve_members(
+    create_env_fn: Any,
+    *,
+    create_env_kwargs: Any,
+    policy_factory: Any,
+    frames_per_batch: Any,
+    is_shared: bool,
+    num_workers: Any,
+    envs_per_worker: int | None,
+    device: DeviceLike | Sequence[DeviceLike],
+    env_device: DeviceLike | Sequence[DeviceLike],
+    policy_device: DeviceLike | Sequence[DeviceLike],
+    storing_device: DeviceLike | Sequence[DeviceLike],
+) -> tuple[EnvMember, ...]:
+    factories = list_factories(create_env_fn, num_workers, envs_per_worker)
+    count = len(factories)
+    named_devices = {
+        "device": device,
+        "env_device": env_device,
+        "policy_device": policy_device,
+        "storing_device": storing_device,
+    }
+    each = {name: for_each(name, given, count, RuntimeError) for name, given in named_devices.items()}
+    return tuple(
+        EnvMember(factory, kwargs or {}, devices, make_policy, frames)
+        for factory, kwargs, devices, make_policy, frames in zip(
+            factories,
+            for_each("create_env_kwargs", create_env_kwargs, count, ValueError),
+            [Devices.resolve(**{name: values[i] for name, values in each.items()}) for i in range(count)],
+            for_each("policy_factory", policy_factory, count, ValueError),
+            list_frames(frames_per_batch, count, is_shared),
+            strict=True,
+        )
+    )
+
+
+def check_counts(num_workers: Any, envs_per_worker: Any) -> tuple[Any, int | None]:
+    if num_workers is not None and num_workers != AUTO:
+        num_workers = positive_int("num_workers", num_workers)
+    if envs_per_worker is not None:
+        envs_per_worker = positive_int("envs_per_worker", envs_per_worker)
+    return num_workers, envs_per_worker
+
+
+def spread(members: Sequence[EnvMember], num_workers: int | None, envs_per_worker: int | None) -> WorkerLayout:
+    if num_workers is not None and envs_per_worker is not None and num_workers * envs_per_worker != len(members):
+        raise ValueError(
+            f"num_workers={num_workers} times envs_per_worker={envs_per_worker} is not the {len(members)} envs of "
+            "create_env_fn; leave one of the two out"
+        )
+    return WorkerLayout.resolve(len(members), num_workers, envs_per_worker, [member.kind for member in members])

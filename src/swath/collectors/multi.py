@@ -1,0 +1,679 @@
+"""MultiCollector: rollouts in worker processes. What the synchronous and the asynchronous one share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType
+
+from swath.collectors.arguments import make_assembler, refuse_unknown
+from swath.collectors.base import BaseCollector, Budget, Postprocessing
+from swath.collectors.crew import Crew, check_counts, resolve_members, spread
+from swath.collectors.devices import DeviceLike
+from swath.collectors.single import Collector
+from swath.collectors.trajectories import TrajFormat
+from swath.errors import CollectorClosed, EnvError
+from swath.rollout.layout import Key, nested
+from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
+from swath.weight_update.weights import choose_sources
+from swath.workers.fleet import Fleet, Member
+from swath.workers.layout import AUTO, WorkerLayout, available_cores
+from swath.workers.orders import Blueprint, Description, Order
+from swath.workers.seeding import derived_seed, draw_base_seed
+from swath.workers.start import StartMethod, check_start_method
+
+#: ``num_workers="auto"`` looks for so long at how the first env spends its time.
+_SECONDS_TO_MEASURE = 0.5
+#: A step that computes for less than this share of its time is one that waits.
+_BUSY_SHARE = 0.5
+
+
+class MultiCollector(BaseCollector):
+    """Runs a policy in many envs, in worker processes.
+
+    ``sync=True`` makes a ``MultiSyncCollector``, ``sync=False`` a ``MultiAsyncCollector``. Arguments are those of
+    ``Collector``, and:
+
+    Args:
+        create_env_fn: a list with a factory for each env; or one factory, for ``num_workers`` (times
+            ``envs_per_worker``) envs.
+        num_workers: how many processes share the envs; by default one for each, but not more than there are cores.
+            "auto" measures first. The shape of what is delivered does not depend on it.
+        envs_per_worker: instead of ``num_workers``.
+        create_env_kwargs, policy_factory, device, env_device, policy_device, storing_device: may be lists with an entry
+            for each env.
+        frames_per_batch: of all envs together (sync) or of each (async); or a list.
+        policy: with a ``policy_factory``, only where weights come from.
+        weight_sync_schemes: by model id; shared memory by default.
+        update_at_each_batch: send the policy's weights with every batch.
+        num_threads, num_sub_threads: torch's threads in this process, and in each worker (1).
+        init_fn: called first in every worker.
+        mp_start_method: "forkserver", "spawn" or "fork".
+        restart_workers: how often a worker that died, raised or hangs is started again.
+        step_timeout_s: how long a step may take before its worker counts as hanging; None for ever.
+        track_worker: write the worker's number into ``("collector", "worker")``.
+
+    Raises:
+        WorkerDied, WorkerHangs: see ``swath.errors``; what an env or a policy raises keeps its type.
+
+    >>> collector = MultiCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=100, sync=True)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([2, 25]), torch.Size([2, 25])]
+    """
+
+    #: Whether a batch is put together from all envs.
+    _is_shared = True
+
+    def __new__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Any:
+        if cls is MultiCollector:
+            if sync is None:
+                raise TypeError("MultiCollector needs sync=True or sync=False")
+            from swath.collectors.multi_async import MultiAsyncCollector
+            from swath.collectors.multi_sync import MultiSyncCollector
+
+            return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)  # type: ignore[arg-type]
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+        frames_per_batch: int | Sequence[int] | None = None,
+        total_frames: int | None = -1,
+        num_workers: int | str | None = None,
+        envs_per_worker: int | None = None,
+        device: DeviceLike | Sequence[DeviceLike] = None,
+        storing_device: DeviceLike | Sequence[DeviceLike] = None,
+        policy_device: DeviceLike | Sequence[DeviceLike] = None,
+        env_device: DeviceLike | Sequence[DeviceLike] = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        collector_class: type[Collector] = Collector,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        reset_when_done: bool = True,
+        postproc: Callable[[TensorDictBase], Any] | None = None,
+        split_trajs: bool | None = None,
+        exploration_type: InteractionType | str | None = InteractionType.RANDOM,
+        set_truncated: bool = False,
+        use_buffers: bool | None = None,
+        replay_buffer: Any = None,
+        trust_policy: bool | None = None,
+        compile_policy: bool | dict[str, Any] | None = None,
+        cudagraph_policy: bool | dict[str, Any] | None = None,
+        no_cuda_sync: bool = False,
+        track_policy_version: bool = False,
+        track_traj_ids: bool = True,
+        track_worker: bool = False,
+        compact_obs: bool = False,
+        trajs_per_batch: int | None = None,
+        traj_format: TrajFormat | None = "padded",
+        check_finite: bool = False,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[Any], Any] | None = None,
+        interruptor: Any = None,
+        update_at_each_batch: bool = False,
+        weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        init_fn: Callable[[], Any] | None = None,
+        mp_start_method: str | None = None,
+        restart_workers: int = 0,
+        step_timeout_s: float | None = None,
+        sync: bool | None = None,
+        **others: Any,
+    ) -> None:
+        self._closed = True  # until there is something to close
+        self._own_arguments(others)
+        refuse_unknown(others, type(self), MultiCollector)
+        if sync is not None and bool(sync) != self._is_shared:
+            raise ValueError(
+                f"a {type(self).__name__} has sync={self._is_shared}; use MultiCollector(..., sync={sync})"
+            )
+        if frames_per_batch is None:
+            raise TypeError(f"{type(self).__name__} needs frames_per_batch")
+        if not reset_when_done:
+            error = RuntimeError if split_trajs else ValueError
+            raise error("reset_when_done=False is not supported: an env that is done is always reset")
+        if replay_buffer is not None and use_buffers:
+            raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
+        if split_trajs and not track_traj_ids:
+            raise ValueError("split_trajs needs track_traj_ids=True")
+        if weight_updater is not None and weight_sync_schemes is not None:
+            raise TypeError("give either weight_updater or weight_sync_schemes, not both")
+        for name, value in {
+            "max_frames_per_traj": max_frames_per_traj,
+            "init_random_frames": init_random_frames,
+        }.items():
+            if value is not None and value != int(value):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+        if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
+            raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
+        assembler = make_assembler(trajs_per_batch, traj_format)
+        method = check_start_method(mp_start_method)
+        num_workers, envs_per_worker = check_counts(num_workers, envs_per_worker)
+        members = resolve_members(
+            create_env_fn,
+            create_env_kwargs=create_env_kwargs,
+            policy_factory=policy_factory,
+            frames_per_batch=frames_per_batch,
+            is_shared=self._is_shared,
+            num_workers=num_workers,
+            envs_per_worker=envs_per_worker,
+            device=device,
+            env_device=env_device,
+            policy_device=policy_device,
+            storing_device=storing_device,
+        )
+        self.policy = policy
+        self._method: StartMethod = method
+        self._track_worker = track_worker
+        self._interruptor = interruptor
+        self.update_at_each_batch = update_at_each_batch
+        self._policy_version = 0
+        self._seeds: list[tuple[int, bool]] = []
+        self._num_orders = 0
+        #: None where each env was given a number of its own.
+        self._asked_frames = frames_per_batch if isinstance(frames_per_batch, int) else None
+        self._told_of_waiting = False
+        common = {
+            "max_frames_per_traj": max_frames_per_traj,
+            "exploration_type": exploration_type,
+            "reset_at_each_iter": reset_at_each_iter,
+            "trust_policy": trust_policy,
+            "compile_policy": compile_policy,
+            "cudagraph_policy": cudagraph_policy,
+            "no_cuda_sync": no_cuda_sync,
+            "track_policy_version": bool(track_policy_version),
+            "track_traj_ids": track_traj_ids,
+            "compact_obs": compact_obs,
+        }
+        base_seed = draw_base_seed()
+
+        def blueprints(crew: Crew) -> list[Blueprint]:
+            made = []
+            for worker, numbers in enumerate(crew.layout.members):
+                own = crew.of_worker(worker)
+                devices = own[0].devices
+                made.append(
+                    Blueprint(
+                        worker=worker,
+                        members=numbers,
+                        num_members=len(crew.members),
+                        factories=[member.factory for member in own],
+                        env_kwargs=[member.kwargs for member in own],
+                        policy=None if own[0].policy_factory is not None else policy,
+                        policy_factory=own[0].policy_factory,
+                        frames=own[0].frames,
+                        collector_class=collector_class,
+                        collector_kwargs={**common, "env_device": devices.env, "policy_device": devices.policy},
+                        base_seed=base_seed,
+                        num_threads=num_sub_threads,
+                        init_fn=init_fn,
+                    )
+                )
+            return made
+
+        if num_workers == AUTO:
+            num_workers = self._measure(blueprints(Crew(members[:1], WorkerLayout.spread(1, 1))), len(members))
+        assert not isinstance(num_workers, str)
+        self._crew = Crew(members, spread(members, num_workers, envs_per_worker))
+        self._storing = members[0].devices.storing
+        self._schemes = self._make_schemes(weight_sync_schemes, policy, policy_factory)
+        self._fleet = Fleet(
+            blueprints(self._crew),
+            method=method,
+            receivers=self._halves_for,
+            started=self._scheme_halves_are_out,
+            restarts=int(restart_workers),
+            step_timeout_s=step_timeout_s,
+            on_restart=self._welcome_back,
+        )
+        try:
+            self._description = self._agree()
+            budget = self._set_up(total_frames)
+            if set_truncated and ("next", "truncated") not in {f.key for f in self._description.fields}:
+                raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
+            post = Postprocessing(
+                postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
+            )
+            super().__init__(budget, post, assembler, replay_buffer)
+            if hasattr(postproc, "to") and self._storing is not None:
+                postproc.to(self._storing)  # type: ignore[union-attr]
+            self.init_random_frames = self._random_frames_left = max(0, int(init_random_frames or 0))
+            for scheme in self._schemes.values():
+                scheme.connect()
+            if policy is not None and policy_factory is not None:
+                self._schemes["policy"].send(policy, version=0)
+            self._updater = self._adopt_updater(weight_updater)
+            self._threads_before: int | None = None
+            if num_threads is not None:
+                self._threads_before = torch.get_num_threads()
+                torch.set_num_threads(int(num_threads))
+        except BaseException:
+            self._fleet.shutdown(timeout_s=1.0)
+            raise
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _own_arguments(self, others: dict[str, Any]) -> None:
+        """Take what only this class knows out of the arguments."""
+
+    def _set_up(self, total_frames: Any) -> Budget:
+        """Prepare memory for what the workers describe."""
+        raise NotImplementedError
+
+    def _discard(self) -> None:
+        """Forget what is under way: workers were told so."""
+
+    def _resume(self, member: Member) -> None:
+        """A worker was started again: give it back its orders."""
+        raise NotImplementedError
+
+    # -- set-up ----------------------------------------------------------------------------------------------------
+
+    def _measure(self, blueprints: list[Blueprint], num_members: int) -> int:
+        """How many workers keep the cores busy, by how much of its time the first env computes."""
+        fleet = Fleet(blueprints, method=self._method, receivers=lambda _: {}, started=lambda _: None)
+        try:
+            ((wall_s, cpu_s),) = fleet.call("measure_steps", _SECONDS_TO_MEASURE)
+        finally:
+            fleet.shutdown()
+        return min(num_members, max(1, round(available_cores() * wall_s / max(cpu_s, 1e-9))))
+
+    def _make_schemes(self, given: Any, policy: Any, policy_factory: Any) -> dict[str, WeightSyncScheme]:
+        schemes: dict[str, WeightSyncScheme] = dict(given or {})
+        if given is None and (isinstance(policy, torch.nn.Module) or policy_factory is not None):
+            schemes["policy"] = SharedMemWeightSyncScheme()
+        for model_id, scheme in schemes.items():
+            if model_id == "policy" and policy is not None and not isinstance(policy, torch.nn.Module):
+                raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to send")
+            scheme.init_on_sender(model_id=model_id, context=self)
+            if model_id == "policy":
+                scheme._set_source(policy)
+        return schemes
+
+    def _halves_for(self, worker: int) -> dict[str, WeightSyncScheme]:
+        halves = {}
+        for model_id, scheme in self._schemes.items():
+            if worker not in scheme._worker_ends:  # it was used by a worker that is gone
+                scheme.replace_worker(worker)
+            halves[model_id] = scheme.for_worker(worker)
+        return halves
+
+    def _scheme_halves_are_out(self, worker: int) -> None:
+        for scheme in self._schemes.values():
+            scheme.started(worker)
+
+    def _agree(self) -> Description:
+        """What all workers say of themselves; it must be the same."""
+        first, *rest = (member.description for member in self._fleet.members)
+        assert first is not None
+        for member, other in zip(self._fleet.members[1:], rest, strict=True):
+            assert other is not None
+            if (other.env_size, other.fields) != (first.env_size, first.fields):
+                mine = {f.key: (tuple(f.shape), f.dtype) for f in first.fields}
+                theirs = {f.key: (tuple(f.shape), f.dtype) for f in other.fields}
+                differing = next((key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key)), None)
+                what = (
+                    f"env batch size {tuple(first.env_size)} against {tuple(other.env_size)}"
+                    if differing is None
+                    else f"{differing}: {mine.get(differing)} against {theirs.get(differing)}"
+                )
+                raise EnvError(f"{member.who} delivers other data than worker 0: {what}; all envs must be alike")
+        return first
+
+    def _warn_of_rounding(self, frames_used: int) -> None:
+        asked = self._asked_frames
+        if asked is not None and asked != frames_used:
+            warnings.warn(
+                f"frames_per_batch={asked} does not divide over {self._budget_envs} envs; {frames_used} will be used",
+                stacklevel=5,
+            )
+
+    def _welcome_back(self, member: Member, error: BaseException) -> None:
+        """A worker was started again: newest weights, a seed of its own, and its orders."""
+        warnings.warn(
+            f"{error} It was started again as pid {member.process.pid}; the episodes that it was in have ended without "
+            "a done flag where they were delivered already, and go on under new ids",
+            stacklevel=2,
+        )
+        for scheme in self._schemes.values():
+            scheme.resend(member.number)
+        member.page.write(policy_version=self._policy_version)
+        if self._seeds:
+            seed, static = self._seeds[member.number]
+            own = derived_seed(seed, member.number, member.life.number)
+            self._fleet.call("set_seed", own, static, members=[member])
+        self._resume(member)
+
+    # -- what a scheme needs ---------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes there are."""
+        return self._crew.layout.num_workers
+
+    def wake_worker(self, worker: int, model_id: str) -> None:
+        self._fleet.send(self._fleet.members[worker], "weights", model_id, wake=True)
+
+    def worker_sentinel(self, worker: int) -> int:
+        return self._fleet.members[worker].process.sentinel
+
+    def worker_gone(self, worker: int) -> None:
+        member = self._fleet.members[worker]
+        self._fleet._drain(member)
+        self._fleet.handle_loss(member)
+
+    # -- collecting ------------------------------------------------------------------------------------------------
+
+    def _order(
+        self, block: Any, steps: tuple[int, ...], members: range, random_frames: int, first_step: int = 0
+    ) -> Order:
+        self._num_orders += 1
+        return Order(self._num_orders, block.number, steps, members, first_step, random_frames)
+
+    def _as_batch(self, leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> TensorDictBase:
+        """Leaves ``[envs, steps, *shape]`` as a TensorDict ``[*lead, steps]``."""
+        steps = next(iter(leaves.values())).shape[1]
+        tree = nested({key: leaf.view(*lead, steps, *leaf.shape[2:]) for key, leaf in leaves.items()})
+        names: Any = [None] * len(lead) + ["time"]
+        device = self._storing if self._storing is not None and self._storing.type == "cpu" else None
+        batch = TensorDict(tree, batch_size=(*lead, steps), names=names, device=device)
+        return batch if device is not None or self._storing is None else batch.to(self._storing)
+
+    def _warn_if_waiting(self) -> None:
+        """Tell once that envs which share a worker wait rather than compute."""
+        if self._told_of_waiting or self._iter not in (1, 4, 16):
+            return
+        for member in self._fleet.members:
+            page, count = member.page, len(member.blueprint.members)
+            busy_s, cpu_s, steps = page.seconds("busy_s"), page.seconds("cpu_s"), page.integer("steps")
+            waits = page.integer("switches") >= steps / 2  # one that is only kept from its core does not give it away
+            if count > 1 and steps > 10 and cpu_s < _BUSY_SHARE * busy_s and waits:
+                self._told_of_waiting = True
+                each = busy_s / steps * 1000
+                warnings.warn(
+                    f"the envs wait rather than compute: a step of {count} envs takes {each:.3g} ms, "
+                    f"{cpu_s / busy_s:.0%} of it on the core. {self._crew.layout} step one after the other; "
+                    f"num_workers={len(self._crew.members)} lets all wait at the same time "
+                    "(num_workers='auto' measures)",
+                    stacklevel=4,
+                )
+                return
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        worker_ids: int | Sequence[int] | None = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        policy_weights: Any = None,
+    ) -> None:
+        """Send weights to the workers: a module's, a TensorDict's, a state dict's, or ``{worker: weights}``.
+
+        Without arguments, those of the policy that the collector was made with. Returns when all workers (or those of
+        ``worker_ids``) have applied them.
+        """
+        if policy_weights is not None:
+            warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
+            weights = policy_weights
+        self._require_open()
+        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
+        if self._updater is not None:
+            if model_id is not None or weights_dict is not None:
+                raise ValueError("a weight_updater knows one model: model_id and weights_dict need weight_sync_schemes")
+            self._updater.push_weights(sources["policy"], worker_ids)
+            return
+        for name in sources:
+            if name not in self._schemes:
+                self._refuse_model(name, sources[name])
+        self._policy_version += 1
+        for name, source in sources.items():
+            if name in self._schemes:
+                self._check_source(name, source)
+                self._schemes[name].send(source, worker_ids, version=self._policy_version)
+
+    def _refuse_model(self, name: str, source: Any) -> None:
+        if name != "policy":
+            known = ", ".join(map(repr, self._schemes)) or "none"
+            raise KeyError(f"there is no model {name!r} whose weights can be sent; weight_sync_schemes has {known}")
+        if source is not None:
+            raise TypeError(
+                f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
+            )
+
+    def _check_source(self, name: str, source: Any) -> None:
+        if source is None and name == "policy" and self.policy is None:
+            raise RuntimeError(
+                "update_policy_weights_: the policy was made by policy_factory in the workers, so there are no weights "
+                "here to send; give them, or give policy= as well as policy_factory="
+            )
+
+    def _adopt_updater(self, updater: Any) -> Any:
+        if updater is None:
+            return None
+        warnings.warn("weight_updater= is deprecated; use weight_sync_schemes=", DeprecationWarning, stacklevel=4)
+        if not hasattr(updater, "push_weights"):
+            if not callable(updater):
+                raise TypeError(f"weight_updater must be a WeightUpdaterBase or make one, got {type(updater).__name__}")
+            updater = updater()
+        updater.register_collector(self)
+        return updater
+
+    def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
+        """Weights of the policy, for updaters."""
+        self._policy_version += 1
+        self._schemes["policy"].send(weights, worker_ids, version=self._policy_version)
+
+    @property
+    def policy_version(self) -> int:
+        """How often weights were sent."""
+        return self._policy_version
+
+    def get_policy_version(self) -> int:
+        return self._policy_version
+
+    def increment_version(self) -> None:
+        self._policy_version += 1
+
+    def receive_weights(self, policy_or_weights: Any = None) -> None:
+        """As ``update_policy_weights_``; a collector in this process has no one to receive from."""
+        self.update_policy_weights_(policy_or_weights)
+
+    # -- control ---------------------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
+
+    def _call_idle(self, name: str, *args: Any, members: Sequence[Member] | None = None, **kwargs: Any) -> list[Any]:
+        """Call a method of workers that changes what they are in: what is under way is discarded."""
+        self._require_open()
+        for member in self._fleet.members if members is None else members:
+            self._fleet.send(member, "void", wake=True)
+        results = self._fleet.call(name, *args, members=members, **kwargs)
+        self._discard()
+        return results
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
+        """Seed envs, random actions and policies of all workers, one after the other; new episodes start.
+
+        Returns the seed for the next collector (the same one, if ``static_seed``).
+        """
+        following: int | None = int(seed)
+        self._seeds = []
+        for member in self._fleet.members:
+            self._seeds.append((int(following or 0), static_seed))
+            (following,) = self._call_idle("set_seed", following, static_seed, members=[member])
+        self._drop_pending()
+        return following
+
+    def _drop_pending(self) -> None:
+        if self._assembler is not None:
+            self._assembler.drop_all()
+
+    def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
+        """Start new episodes with the next batch: in all envs, or in those that ``reset_idx`` (a bool each) marks."""
+        count = len(self._crew.members)
+        if reset_idx is not None and len(reset_idx) != count:
+            raise ValueError(f"reset_idx has {len(reset_idx)} entries for {count} envs")
+        chosen = [i for i in range(count) if reset_idx is None or reset_idx[i]]
+        members = [m for m in self._fleet.members if any(i in m.blueprint.members for i in chosen)]
+        for cut in self._call_idle("reset", chosen, members=members, **kwargs):
+            if self._assembler is not None:
+                self._assembler.drop(cut)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, and what each worker can save of itself (see ``Collector.state_dict``)."""
+        self._require_open()
+        state: dict[str, Any] = {f"worker{i}": own for i, own in enumerate(self._fleet.call("state_dict"))}
+        state["frames"] = self._frames
+        state["iter"] = self._iter
+        state["policy_version"] = self._policy_version
+        state["random_frames_left"] = self._random_frames_left
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Go on where ``state_dict`` was taken, with as many workers; new episodes start."""
+        states = [state_dict[name] for name in sorted((n for n in state_dict if n.startswith("worker")), key=_number)]
+        if len(states) != self.num_workers:
+            raise ValueError(
+                f"this state is of {len(states)} workers, but there are {self.num_workers}; give "
+                f"num_workers={len(states)}"
+            )
+        for member, state in zip(self._fleet.members, states, strict=True):
+            self._call_idle("load_state_dict", state, strict, members=[member])
+        self._frames = state_dict["frames"]
+        self._iter = state_dict["iter"]
+        self._policy_version = state_dict["policy_version"]
+        self._random_frames_left = state_dict["random_frames_left"]
+        self._drop_pending()
+        self._iterator = None
+
+    # -- looking into workers --------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Where the collector stands, with a line for each worker; never blocks."""
+        return {
+            **super().stats(),
+            "policy_version": self._policy_version,
+            "num_envs": self._budget_envs,
+            "num_workers": self.num_workers,
+            "layout": str(self._crew.layout),
+            "workers": self._fleet.describe(self._seconds),
+        }
+
+    @property
+    def _budget_envs(self) -> int:
+        return len(self._crew.members) * self._description.env_size.numel()
+
+    def getattr_env(self, name: str) -> Any:
+        """An attribute of the first worker's env."""
+        return self._fleet.call("getattr_env", name, members=self._fleet.members[:1])[0]
+
+    def getattr_policy(self, name: str) -> Any:
+        """An attribute of the first worker's policy."""
+        return self._fleet.call("getattr_policy", name, members=self._fleet.members[:1])[0]
+
+    def getattr_rb(self, name: str) -> Any:
+        return getattr(self.replay_buffer, name)
+
+    def get_distant_attr(self, path: str) -> list[Any]:
+        """An attribute of each worker's collector by its dotted path, such as ``"env.batch_size"``."""
+        return self._fleet.call("get_distant_attr", path)
+
+    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``path`` (such as ``"env.set_level"``) in every worker."""
+        return self._fleet.call("cascade_execute", path, *args, **kwargs)
+
+    def map_fn(
+        self, name: str, list_of_args: Sequence[Any] | None = None, list_of_kwargs: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Call a method of each worker's collector with its own arguments."""
+        for what, given in (("list_of_args", list_of_args), ("list_of_kwargs", list_of_kwargs)):
+            if given is not None and len(given) != self.num_workers:
+                raise ValueError(f"map_fn: {what} has {len(given)} entries for {self.num_workers} workers")
+        args = list_of_args or [()] * self.num_workers
+        kwargs = list_of_kwargs or [{}] * self.num_workers
+        return [
+            self._fleet.call("cascade_execute", name, *args[i], members=[member], **kwargs[i])[0]
+            for i, member in enumerate(self._fleet.members)
+        ]
+
+    def get_model(self, model_id: str) -> Any:
+        if model_id != "policy":
+            raise KeyError(f"there is no model {model_id!r} in this process; workers have it")
+        return self.policy
+
+    def enable_profile(self, **config: Any) -> None:
+        """Profile the first rollouts of worker 0 with torch's profiler; see ``ProfileConfig`` for the arguments."""
+        if self._iter:
+            raise RuntimeError("enable_profile must be called before the first batch is collected")
+        self._fleet.call("cascade_execute", "enable_profile", members=self._fleet.members[:1], **config)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """End the workers, in ``timeout`` seconds (5 by default) at most; harmless when called again."""
+        if not close_env and not self.__dict__.get("_closed", True):
+            raise RuntimeError("close_env=False: envs in worker processes end with them")
+        self._shutdown_timeout = timeout
+        super().shutdown(timeout, close_env, raise_on_error)
+
+    def async_shutdown(self, timeout: float | None = None) -> None:
+        """As ``shutdown``."""
+        self.shutdown(timeout)
+
+    def _close(self, close_env: bool) -> None:
+        for scheme in self._schemes.values():
+            scheme.shutdown()
+        self._fleet.shutdown(self._shutdown_timeout)
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+
+    def __del__(self) -> None:
+        self.shutdown(raise_on_error=False)
+
+    def __repr__(self) -> str:
+        policy = "policy_factory" if self.policy is None else type(self.policy).__name__
+        return (
+            f"{type(self).__name__}({self._crew.layout}, policy={policy}, "
+            f"frames_per_batch={self.requested_frames_per_batch}, total_frames={self.total_frames}, "
+            f"frames so far={self._frames:,})"
+        )
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("worker"))
+
+
+def random_share(steps: Sequence[int], num_envs: int, wanted: int) -> int:
+    """Of members with so many steps to deliver (the longest first), how many frames of all their steps must be random
+    for ``wanted`` of those delivered to be: random frames come first, step by step.
+
+    >>> random_share([10, 10], 1, 7), random_share([10, 4], 1, 12)
+    (7, 16)
+    """
+    random_steps = 0
+    while random_steps < steps[0] and wanted > 0:
+        alive = sum(1 for each in steps if each > random_steps) * num_envs
+        if wanted < alive:
+            break
+        longest_run = min(each for each in steps if each > random_steps) - random_steps
+        taken = min(longest_run, wanted // alive)
+        random_steps += taken
+        wanted -= taken * alive
+    return random_steps * len(steps) * num_envs + (wanted if random_steps < steps[0] else 0)

@@ -1,0 +1,297 @@
+"""MultiAsyncCollector: batches from workers as they come. AsyncCollector: one worker."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from swath.collectors.base import Budget
+from swath.collectors.multi import MultiCollector, random_share
+from swath.collectors.multi_sync import WORKER, mark_broken
+from swath.errors import NoLength
+from swath.rollout.layout import Key
+from swath.workers.blocks import Block, BlockLayout, BlockPool
+from swath.workers.fleet import Member
+from swath.workers.orders import Order, Ready
+
+#: Orders that a worker has at a time: the one that it follows, and the one that it goes on with.
+_ORDERS_PER_WORKER = 2
+_SECONDS_BETWEEN_QUESTIONS = 0.02
+
+
+@dataclass
+class _Pending:
+    """An order that a worker has not completed."""
+
+    order: Order
+    block: Block
+    #: Frames of each member that will be delivered.
+    frames: list[int]
+    #: How many of them are random.
+    random_frames: int
+    #: Of the weights when it was given.
+    version: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A batch that waits to be delivered: one member's part of a block."""
+
+    leaves: dict[Key, torch.Tensor]
+    lead: Sequence[int]
+    versions: list[tuple[int, int]]
+    frames: int
+    random_frames: int
+
+
+class MultiAsyncCollector(MultiCollector):
+    """Runs envs in worker processes and yields the batch of whichever env is first: ``[*env.batch_size, T]``.
+
+    A worker goes straight on with its next batch, and stops when two are waiting. See ``MultiCollector`` for the
+    arguments; and:
+
+    Args:
+        max_policy_lag: no frame is delivered whose weights are more than so many updates old.
+        on_policy_lag: "hold" (the default) holds workers back so that their frames do not get that old, as long as
+            there are not more updates per batch than there were before; "drop" lets them go on. Frames that are too old
+            are dropped in either case, and others are collected instead.
+
+    >>> collector = MultiAsyncCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=100)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([50]), torch.Size([50])]
+    """
+
+    _is_shared = False
+
+    def _own_arguments(self, others: dict[str, Any]) -> None:
+        cat_results = others.pop("cat_results", None)
+        if cat_results not in (None, "stack"):
+            raise ValueError(f"cat_results={cat_results!r} is for MultiSyncCollector: here each batch is from one env")
+        if others.pop("preemptive_threshold", None) not in (None, 1.0):
+            raise ValueError("preemptive_threshold is for MultiSyncCollector: here no worker waits for another")
+        lag = others.pop("max_policy_lag", None)
+        if lag is not None and (isinstance(lag, bool) or not isinstance(lag, int) or lag < 0):
+            raise ValueError(f"max_policy_lag is a number of updates, at least 0; got {lag!r}")
+        self._max_lag: int | None = lag
+        when = others.pop("on_policy_lag", "hold")
+        if when not in ("hold", "drop"):
+            raise ValueError(f"on_policy_lag must be 'hold' or 'drop', got {when!r}")
+        self._holds = when == "hold"
+
+    def _set_up(self, total_frames: Any) -> Budget:
+        size = self._description.env_size
+        num_envs = size.numel()
+        self._layouts: list[BlockLayout] = []
+        for worker in range(self.num_workers):
+            steps = tuple(-(-member.frames // num_envs) for member in self._crew.of_worker(worker))
+            self._layouts.append(BlockLayout(self._description.fields, size, steps))
+        self._pools = [BlockPool(layout, worker, self.num_workers) for worker, layout in enumerate(self._layouts)]
+        self._pending: list[dict[int, _Pending]] = [{} for _ in self._layouts]
+        self._pieces: deque[_Piece] = deque()
+        self._dropped = 0
+        #: The most updates between two deliveries.
+        self._updates_per_batch = 1
+        self._version_at_delivery = 0
+        frames = [layout.steps[0] * num_envs for layout in self._layouts]
+        self._warn_of_rounding(frames[0])
+        return Budget.resolve(max(frames), total_frames, num_envs)
+
+    def __len__(self) -> int:
+        if self._max_lag is not None:
+            raise NoLength("with max_policy_lag the number of batches depends on how many frames are too old")
+        if len({layout.steps[0] for layout in self._layouts}) > 1:
+            raise NoLength("with several frames_per_batch the number of batches depends on which worker is faster")
+        return super().__len__()
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "dropped_frames": self._dropped}
+
+    # -- collecting ------------------------------------------------------------------------------------------------
+
+    def _collect(self) -> TensorDictBase:
+        self._require_open()
+        if self.update_at_each_batch and self._iter:
+            self.update_policy_weights_()
+        asks = None if self._interruptor is None else self._interruptor.collection_stopped
+        while True:
+            self._take_arrived()
+            self._give_orders()
+            while self._pieces:
+                batch = self._deliver(self._pieces.popleft())
+                if batch is not None:
+                    self._warn_if_waiting()
+                    return batch
+                self._give_orders()
+            self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
+            if asks and asks():
+                self._stop()
+
+    def _stop(self) -> None:
+        for worker, pending in enumerate(self._pending):
+            for number in pending:
+                self._fleet.send(self._fleet.members[worker], "stop", number, wake=True)
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _frames_to_order(self) -> int | None:
+        """None: without end."""
+        if self._budget.total_frames is None:
+            return None
+        under_way = sum(sum(each.frames) for pending in self._pending for each in pending.values())
+        waiting = sum(piece.frames for piece in self._pieces)
+        return self._budget.total_frames - self._frames - under_way - waiting
+
+    def _give_orders(self) -> None:
+        # In turns, so that at the beginning and at the end all workers have something to do.
+        for rank in range(_ORDERS_PER_WORKER):
+            for member in self._fleet.members:
+                if len(self._pending[member.number]) == rank:
+                    left = self._frames_to_order
+                    if (left is not None and left <= 0) or self._must_hold_back():
+                        return
+                    self._give_order(member, left)
+
+    def _must_hold_back(self) -> bool:
+        """Whether one more batch under way could make another one, or itself, too old."""
+        if self._max_lag is None or not self._holds:
+            return False
+        under_way = [each for pending in self._pending for each in pending.values()]
+        waiting = len(self._pieces)
+        if not under_way and not waiting:
+            return False
+        oldest = min((each.version for each in under_way), default=self._policy_version)
+        before = sum(len(each.frames) for each in under_way) + waiting
+        return self._policy_version - oldest + before * self._updates_per_batch > self._max_lag
+
+    def _give_order(self, member: Member, left: int | None) -> None:
+        worker, layout = member.number, self._layouts[member.number]
+        each = layout.envs_per_member
+        full = layout.steps[0] * each
+        frames = []
+        for _ in layout.steps:
+            frames.append(full if left is None else max(0, min(full, left)))
+            left = None if left is None else left - frames[-1]
+        steps = -(-frames[0] // each)
+        wanted = min(self._random_frames_left, sum(frames))
+        random_frames = random_share([-(-count // each) for count in frames], each, wanted) if wanted else 0
+        self._random_frames_left -= wanted
+        block = self._pools[worker].take()
+        order = self._order(block, (steps,) * layout.num_members, range(layout.num_members), random_frames)
+        self._pending[worker][order.number] = _Pending(order, block, frames, wanted, self._policy_version)
+        self._send_order(member, block, order)
+
+    def _send_order(self, member: Member, block: Block, order: Order) -> None:
+        pool = self._pools[member.number]
+        if pool.gone:
+            self._fleet.send(member, "forget", list(pool.gone))
+            pool.gone.clear()
+        self._fleet.send_block(member, block, pool.layout)
+        self._fleet.send(member, "collect", tuple(order))
+
+    def _resume(self, member: Member) -> None:
+        """A worker was started again: it goes on with what its predecessor had not completed."""
+        pending = self._pending[member.number]
+        kept = member.page.integer("committed")
+        layout = self._layouts[member.number]
+        rows = layout.num_envs
+        for old in list(pending.values()):
+            del pending[old.order.number]
+            steps = old.order.steps
+            first = min(max(kept, old.order.first_step), steps[0] - 1)
+            spent = min(old.order.random_frames, (first - old.order.first_step) * rows)
+            if first:
+                leaves = layout.leaves(old.block.memory.bytes_, steps)
+                mark_broken(layout.part(leaves, old.order.members, steps), first - 1)
+            order = self._order(old.block, steps, old.order.members, old.order.random_frames - spent, first)
+            pending[order.number] = _Pending(order, old.block, old.frames, old.random_frames, old.version)
+            self._send_order(member, old.block, order)
+            kept = 0  # only the first was begun
+
+    def _discard(self) -> None:
+        """Workers have forgotten their orders: their blocks are free, and their random frames are still due."""
+        for worker, pending in enumerate(self._pending):
+            for each in pending.values():
+                self._random_frames_left += each.random_frames
+                self._pools[worker].give_back(each.block)
+            pending.clear()
+        self._fleet.arrived.clear()
+        self._random_frames_left += sum(piece.random_frames for piece in self._pieces)
+        self._pieces.clear()
+
+    # -- delivering ------------------------------------------------------------------------------------------------
+
+    def _take_arrived(self) -> None:
+        """Turn what has arrived into batches, one for each member."""
+        while self._fleet.arrived:
+            member, ready = self._fleet.arrived.popleft()
+            pending = self._pending[member.number].pop(ready.number, None)
+            if pending is None:
+                continue
+            if self._assembler is not None:
+                self._assembler.fragments |= set(ready.fragments)
+            self._pieces.extend(self._cut(member.number, pending, ready))
+
+    def _cut(self, worker: int, pending: _Pending, ready: Ready) -> list[_Piece]:
+        layout, order = self._layouts[worker], pending.order
+        leaves = self._pools[worker].lend(pending.block, order.steps)
+        if self._track_worker:
+            leaves[WORKER] = torch.full((layout.num_envs, order.steps[0]), worker)
+        each = layout.envs_per_member
+        pieces = []
+        random_left = pending.random_frames
+        for index, frames in enumerate(pending.frames):
+            lane_steps = ready.steps[0] if len(ready.steps) == 1 else ready.steps[index]
+            frames = min(frames, (lane_steps + order.first_step) * each)
+            own = {key: leaf[index * each : (index + 1) * each] for key, leaf in leaves.items()}
+            steps, rest = divmod(frames, each)
+            random_frames = random_left if index == len(pending.frames) - 1 else min(random_left, frames)
+            random_left -= random_frames
+            if steps:
+                cut = own if steps == order.steps[0] else {k: leaf[:, :steps].contiguous() for k, leaf in own.items()}
+                pieces.append(_Piece(cut, layout.env_size, ready.versions, steps * each, random_frames))
+            if rest:
+                last = {key: leaf[:rest, steps : steps + 1].contiguous() for key, leaf in own.items()}
+                pieces.append(_Piece(last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
+        return pieces
+
+    def _deliver(self, piece: _Piece) -> TensorDictBase | None:
+        """A batch without the frames that are too old; None if all are."""
+        updates = self._policy_version - self._version_at_delivery
+        leaves = piece.leaves
+        if self._max_lag is not None:
+            oldest = self._policy_version - self._max_lag
+            length = next(iter(leaves.values())).shape[1]
+            first = next((step for step, version in piece.versions if version >= oldest), length)
+            if first:
+                num_envs = next(iter(leaves.values())).shape[0]
+                self._dropped += min(first, length) * num_envs
+                self._random_frames_left += min(piece.random_frames, first * num_envs)
+                if first >= length:
+                    return None
+                leaves = {key: leaf[:, first:].contiguous() for key, leaf in leaves.items()}
+        self._updates_per_batch = max(self._updates_per_batch, updates)
+        self._version_at_delivery = self._policy_version
+        return self._as_batch(leaves, piece.lead)
+
+
+class AsyncCollector(MultiAsyncCollector):
+    """Runs one env in one worker process, and collects while its owner does something else.
+
+    >>> collector = AsyncCollector("CartPole-v1", frames_per_batch=50, total_frames=100)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([50]), torch.Size([50])]
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
+        self._closed = True
+        if isinstance(create_env_fn, (list, tuple)):
+            if len(create_env_fn) != 1:
+                raise ValueError(f"an AsyncCollector has one env, got {len(create_env_fn)}; use MultiAsyncCollector")
+            create_env_fn = create_env_fn[0]
+        super().__init__([create_env_fn], policy, **kwargs)

@@ -1,0 +1,319 @@
+"""MultiSyncCollector: one batch from all workers, in one block of shared memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from swath.collectors.base import Budget
+from swath.collectors.multi import MultiCollector
+from swath.errors import NoLength
+from swath.rollout.delivery import TRAJ_IDS
+from swath.rollout.layout import Key
+from swath.workers.blocks import Block, BlockLayout, BlockPool
+from swath.workers.fleet import Member
+from swath.workers.orders import Order, Ready
+
+MASK: Key = ("collector", "mask")
+WORKER: Key = ("collector", "worker")
+#: How often an interruptor is asked.
+_SECONDS_BETWEEN_QUESTIONS = 0.02
+#: How long the others may take to stop when one worker failed.
+_SECONDS_TO_SALVAGE = 0.3
+
+
+@dataclass
+class _Batch:
+    """The batch under way."""
+
+    block: Block
+    steps: tuple[int, ...]
+    #: By worker.
+    orders: dict[int, Order] = field(default_factory=dict)
+    ready: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[int]:
+        return [worker for worker in self.orders if worker not in self.ready]
+
+
+class MultiSyncCollector(MultiCollector):
+    """Runs envs in worker processes and yields batches of all of them: ``[envs, *env.batch_size, T]``.
+
+    Nothing is collected between two batches, so all of a batch is from the newest weights. See ``MultiCollector`` for
+    the arguments; and:
+
+    Args:
+        cat_results: "stack" (the default) for ``[envs, *batch_size, T]``, 0 to join the envs in their first
+            dimension, -1 in time.
+        preemptive_threshold: when this share of the envs has finished, the others stop at their next step. What they
+            lack has trajectory id -1 and is False in ``("collector", "mask")``; joined in time, it is left out.
+
+    >>> collector = MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=100, cat_results=0)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([50]), torch.Size([50])]
+    """
+
+    _is_shared = True
+
+    def _own_arguments(self, others: dict[str, Any]) -> None:
+        cat_results = others.pop("cat_results", None)
+        self._cat: str | int = "stack" if cat_results is None else cat_results
+        is_dimension = isinstance(self._cat, int) and not isinstance(self._cat, bool)
+        if not is_dimension and self._cat != "stack":
+            raise ValueError(f"cat_results must be 'stack', 0 or -1; got {cat_results!r}")
+        threshold = others.pop("preemptive_threshold", None)
+        self._threshold = 1.0 if threshold is None else float(threshold)
+        if not 0 <= self._threshold <= 1:
+            raise ValueError(f"preemptive_threshold is a share of the envs, from 0 to 1; got {threshold}")
+
+    def _set_up(self, total_frames: Any) -> Budget:
+        env_size, count = self._description.env_size, len(self._crew.members)
+        num_envs = env_size.numel()
+        self._join_in_time = self._which_dimension(env_size)
+        steps = tuple(-(-member.frames // num_envs) for member in self._crew.members)
+        self._has_equal_steps = len(set(steps)) == 1
+        if not self._has_equal_steps and not self._join_in_time:
+            raise ValueError(
+                f"frames_per_batch gives batches of {min(steps)} to {max(steps)} steps, which cannot be stacked; "
+                "cat_results=-1 joins them in time"
+            )
+        self._layout = BlockLayout(self._description.fields, env_size, steps, self._join_in_time)
+        self._pool = BlockPool(self._layout)
+        self._batch: _Batch | None = None
+        self._warn_of_rounding(self._layout.frames_per_batch)
+        return Budget.resolve(
+            self._layout.frames_per_batch, total_frames, num_envs * count if self._has_equal_steps else num_envs
+        )
+
+    def _which_dimension(self, env_size: torch.Size) -> bool:
+        """Whether members are joined in time."""
+        if self._cat == "stack":
+            return False
+        assert isinstance(self._cat, int)
+        if self._cat in (-1, len(env_size)):  # a single env has no dimension but time
+            return True
+        if self._cat != 0:
+            raise ValueError(f"cat_results={self._cat}: envs of batch size {tuple(env_size)} can be joined in 0 or -1")
+        return False
+
+    def __len__(self) -> int:
+        if self._threshold < 1:
+            raise NoLength("with a preemptive_threshold the number of batches depends on which workers are late")
+        return super().__len__()
+
+    # -- collecting ------------------------------------------------------------------------------------------------
+
+    def _collect(self) -> TensorDictBase:
+        self._require_open()
+        if self.update_at_each_batch and self._iter:
+            self.update_policy_weights_()
+        steps, num_envs = self._plan()
+        batch = self._batch = _Batch(self._pool.take(), steps)
+        self._give_orders(batch, num_envs)
+        try:
+            self._await(batch)
+        except KeyboardInterrupt:
+            self._abandon(batch)
+            raise
+        self._batch = None
+        self._warn_if_waiting()
+        return self._deliver(batch, num_envs)
+
+    def _plan(self) -> tuple[tuple[int, ...], int | None]:
+        """Steps of each member in the next batch, and how many envs deliver it (None: all)."""
+        count = len(self._crew.members)
+        num_steps, num_envs = self._budget.next_batch(self._frames)
+        if self._has_equal_steps:
+            return (num_steps,) * count, num_envs
+        steps = []
+        for full in self._layout.steps:  # ``num_steps`` are of all members together
+            steps.append(min(full, num_steps))
+            num_steps -= steps[-1]
+        return tuple(steps), num_envs
+
+    def _give_orders(self, batch: _Batch, num_envs: int | None) -> None:
+        each = self._layout.envs_per_member
+        rows = self._layout.num_envs if num_envs is None or not self._has_equal_steps else num_envs
+        random_steps, mixed = divmod(self._random_frames_left, self._layout.num_envs)
+        for member in self._fleet.members:
+            members = member.blueprint.members
+            own_rows = len(members) * each
+            first_row = members.start * each
+            if first_row >= rows or not batch.steps[members.start]:
+                continue  # a last batch of a few frames needs only the first envs
+            own_random = random_steps * own_rows + min(max(mixed - first_row, 0), own_rows)
+            own_random = min(own_random, batch.steps[members.start] * own_rows)
+            batch.orders[member.number] = self._order(batch.block, batch.steps, members, own_random)
+            self._send_order(member, batch)
+
+    def _send_order(self, member: Member, batch: _Batch) -> None:
+        if self._pool.gone:
+            for each in self._fleet.members:
+                self._fleet.send(each, "forget", list(self._pool.gone))
+            self._pool.gone.clear()
+        self._fleet.send_block(member, batch.block, self._layout)
+        self._fleet.send(member, "collect", tuple(batch.orders[member.number]))
+
+    def _await(self, batch: _Batch) -> None:
+        fleet = self._fleet
+        enough = max(1, int(len(self._crew.members) * self._threshold)) if self._threshold < 1 else None
+        asks = None if self._interruptor is None else self._interruptor.collection_stopped
+        told_to_stop = False
+        while missing := batch.missing:
+            fleet.wait([fleet.members[i] for i in missing], _SECONDS_BETWEEN_QUESTIONS if asks else None)
+            while fleet.arrived:
+                self._sort_in(batch, *fleet.arrived.popleft())
+            finished = sum(len(self._crew.layout.members[worker]) for worker in batch.ready)
+            if not told_to_stop and ((enough and finished >= enough) or (asks and asks())):
+                told_to_stop = True
+                self._stop(batch)
+
+    def _stop(self, batch: _Batch) -> None:
+        for worker in batch.missing:
+            self._fleet.send(self._fleet.members[worker], "stop", batch.orders[worker].number, wake=True)
+
+    def _sort_in(self, batch: _Batch, member: Member, ready: Ready) -> None:
+        order = batch.orders.get(member.number)
+        if order is None or order.number != ready.number:
+            return
+        steps = [done + order.first_step for done in ready.steps]
+        batch.ready[member.number] = steps
+        own_rows = len(member.blueprint.members) * self._layout.envs_per_member
+        self._random_frames_left -= min(order.random_frames, min(ready.steps) * own_rows)
+        if self._assembler is not None:
+            self._assembler.fragments |= set(ready.fragments)
+
+    def _abandon(self, batch: _Batch) -> None:
+        """Nobody waits for this batch any more. The block is not used again: workers may still write into it."""
+        self._batch = None
+        for member in self._fleet.members:
+            self._fleet.send(member, "void", wake=True)
+        self._pool.gone.append(batch.block.number)
+
+    def _discard(self) -> None:
+        self._fleet.arrived.clear()
+
+    def _resume(self, member: Member) -> None:
+        batch = self._batch
+        if batch is None or member.number not in batch.orders or member.number in batch.ready:
+            return
+        old = batch.orders[member.number]
+        own = member.blueprint.members
+        length = batch.steps[own.start]
+        kept = min(member.page.integer("committed"), length - 1)
+        own_rows = len(own) * self._layout.envs_per_member
+        spent = min(old.random_frames, (kept - old.first_step) * own_rows)
+        self._random_frames_left -= spent
+        if kept:
+            leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
+            mark_broken(self._layout.part(leaves, own, batch.steps), kept - 1)
+        order = self._order(batch.block, batch.steps, own, old.random_frames - spent, first_step=kept)
+        batch.orders[member.number] = order
+        self._send_order(member, batch)
+
+    # -- delivering ------------------------------------------------------------------------------------------------
+
+    def _deliver(self, batch: _Batch, num_envs: int | None) -> TensorDictBase:
+        leaves = self._pool.lend(batch.block, batch.steps)
+        if self._track_worker:
+            leaves[WORKER] = self._worker_numbers(batch.steps)
+        steps = self._steps_of_members(batch)
+        if num_envs is not None:
+            return self._few_envs(leaves, num_envs)
+        complete = steps == list(batch.steps)
+        if not complete and (self._threshold == 1 or self._join_in_time):
+            return self._shortened(leaves, batch.steps, steps)
+        if self._threshold < 1 and not self._join_in_time:
+            leaves[MASK] = self._mask_missing(leaves, steps)
+        return self._as_batch(leaves, self._lead)
+
+    def _steps_of_members(self, batch: _Batch) -> list[int]:
+        steps = [0] * len(self._crew.members)
+        for worker, per_lane in batch.ready.items():
+            for index, member in enumerate(self._crew.layout.members[worker]):
+                steps[member] = per_lane[0] if len(per_lane) == 1 else per_lane[index]
+        return steps
+
+    @property
+    def _lead(self) -> tuple[int, ...]:
+        size, count = self._layout.env_size, len(self._crew.members)
+        if self._join_in_time:
+            return tuple(size)
+        return (count, *size) if self._cat == "stack" else (count * size[0], *size[1:])
+
+    def _worker_numbers(self, steps: Sequence[int]) -> torch.Tensor:
+        """Which worker each frame is from, in the arrangement of a block."""
+        each = self._layout.envs_per_member
+        numbers = torch.tensor([self._crew.layout.worker_of(member) for member in range(len(steps))])
+        if self._join_in_time:
+            return numbers.repeat_interleave(torch.tensor(steps)).expand(each, -1).contiguous()
+        return numbers.repeat_interleave(each).unsqueeze(1).expand(-1, steps[0]).contiguous()
+
+    def _few_envs(self, leaves: dict[Key, torch.Tensor], num_envs: int) -> TensorDictBase:
+        """One step of the first few envs: what is left at the end."""
+        if not self._join_in_time:
+            return self._as_batch({key: leaf[:num_envs] for key, leaf in leaves.items()}, (num_envs,))
+        if self._layout.env_size:
+            rows = {key: leaf.transpose(0, 1).flatten(0, 1).unsqueeze(1) for key, leaf in leaves.items()}
+            return self._as_batch({key: leaf[:num_envs] for key, leaf in rows.items()}, (num_envs,))
+        return self._as_batch({key: leaf[:, :num_envs] for key, leaf in leaves.items()}, ())
+
+    def _shortened(
+        self, leaves: dict[Key, torch.Tensor], planned: Sequence[int], steps: Sequence[int]
+    ) -> TensorDictBase:
+        """Only what is there: each member's own steps, joined in time, or the steps that all members have."""
+        if not self._join_in_time:
+            return self._as_batch({k: leaf[:, : min(steps)].contiguous() for k, leaf in leaves.items()}, self._lead)
+        starts = [sum(planned[:member]) for member in range(len(planned))]
+        kept = {
+            key: torch.cat([leaf[:, start : start + done] for start, done in zip(starts, steps, strict=True)], 1)
+            for key, leaf in leaves.items()
+        }
+        return self._as_batch(kept, self._lead)
+
+    def _mask_missing(self, leaves: dict[Key, torch.Tensor], steps: Sequence[int]) -> torch.Tensor:
+        """Blank what was not collected; where something was."""
+        done = torch.tensor(steps).repeat_interleave(self._layout.envs_per_member).unsqueeze(1)
+        mask = torch.arange(next(iter(leaves.values())).shape[1]) < done
+        for key, leaf in leaves.items():
+            leaf[~mask] = -1 if key == TRAJ_IDS else 0
+        return mask
+
+    def _salvage(self) -> TensorDictBase | None:
+        """After a worker failed: the steps that all members have."""
+        batch, self._batch = self._batch, None
+        if batch is None or self._join_in_time:
+            return None
+        fleet = self._fleet
+        for member in fleet.members:
+            if member.failure is not None and member.failure[1] == batch.orders[member.number].number:
+                batch.ready[member.number] = member.failure[2]
+        self._stop(batch)
+        deadline = time.monotonic() + _SECONDS_TO_SALVAGE
+        while (missing := batch.missing) and (left := deadline - time.monotonic()) > 0:
+            fleet._wait_for([fleet.members[i] for i in missing], left)
+            if not fleet.arrived:
+                break
+            while fleet.arrived:
+                self._sort_in(batch, *fleet.arrived.popleft())
+        common = min(self._steps_of_members(batch))
+        if not common:
+            return None
+        leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
+        return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
+
+
+def mark_broken(part: dict[Key, torch.Tensor], step: int) -> None:
+    """The episodes that a dead worker was in end at this step, truncated."""
+    over = part["next", "done"][:, step]
+    for flag in ("truncated", "done") if ("next", "truncated") in part else ("done",):
+        if flag == "truncated":
+            part["next", flag][:, step] |= ~over
+        else:
+            over.fill_(True)

@@ -1,0 +1,408 @@
+"""WeightSyncScheme: how weights get from the trainer to the workers.
+
+The life of a scheme::
+
+    trainer                                   worker
+    init_on_sender(...)
+        ── the scheme is pickled ──►          init_on_receiver(...)
+    connect()              ◄── meet ──►       connect(worker_idx=i)
+    send(weights)          ── weights ──►     receive()          applies them
+                           ◄── applied ──
+    shutdown()                                shutdown()
+
+A collector does all of this for the schemes that it is given. Between two steps a worker looks whether weights wait,
+so they are applied as a whole, also in the middle of a batch; and ``send`` returns when all have applied them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from time import monotonic
+from typing import Any, Protocol
+
+import torch
+
+from swath.errors import WeightSyncError
+from swath.weight_update.strategy import WeightStrategy
+from swath.weight_update.weights import flat_weights
+from swath.workers.channel import Channel, pack, unpack
+
+DEFAULT_TIMEOUT_S = 120.0
+
+
+class SenderContext(Protocol):
+    """What a scheme needs of the collector on the trainer's side."""
+
+    def wake_worker(self, worker: int, model_id: str) -> None:
+        """Let the worker wait for weights of this model, which are about to be posted."""
+        ...
+
+    def worker_sentinel(self, worker: int) -> int:
+        """Ready when the worker's process has ended."""
+        ...
+
+    def worker_gone(self, worker: int) -> None:
+        """The worker's process has ended: raise, or start another one with the newest weights."""
+        ...
+
+
+class TransportBackend(Protocol):
+    """What carries the weights to one worker."""
+
+    def send_weights(self, weights: Any, version: int | None) -> None: ...
+
+    def receive_weights(self, timeout: float | None = None) -> tuple[Any, int | None] | None: ...
+
+
+class WeightSyncScheme:
+    """Base of all schemes. A subclass says how weights travel (``_publish``, ``_post``, ``_unpack``).
+
+    Args:
+        strategy: "tensordict" or "state_dict": how weights look where they are handed to user code.
+        sync: whether ``send`` waits until all have applied the weights; else it returns at once, and the next ``send``
+            waits for this one.
+        timeout_s: how long a worker has for it.
+    """
+
+    def __init__(
+        self, strategy: str | WeightStrategy = "tensordict", *, sync: bool = True, timeout_s: float | None = None
+    ) -> None:
+        self.strategy = strategy if isinstance(strategy, WeightStrategy) else WeightStrategy(strategy)  # type: ignore[arg-type]
+        self.sync = sync
+        if timeout_s is None:
+            timeout_s = float(os.environ.get("TORCHRL_WEIGHT_SYNC_TIMEOUT", DEFAULT_TIMEOUT_S))
+        self.timeout_s = timeout_s
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.model_id: str | None = None
+        self._role: str | None = None
+        self._connected = False
+        self._closed = False
+        self._model: Any = None
+        self._context: weakref.ref[Any] | None = None
+        self._worker_idx: int | None = None
+        self._channels: dict[int, Channel] = {}
+        self._worker_ends: dict[int, Connection] = {}
+        #: Workers that have not acknowledged, and the number of what they were sent.
+        self._unanswered: dict[int, int] = {}
+        self._sequence = 0
+        self._last_version: int | None = None
+
+    # -- set-up ----------------------------------------------------------------------------------------------------
+
+    def init_on_sender(
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        weights: Any = None,
+        model: Any = None,
+        devices: Sequence[Any] | None = None,
+        params_map: Mapping[int, Any] | None = None,
+        device_map_fn: Any = None,
+        num_workers: int | None = None,
+    ) -> None:
+        """Prepare to send; nothing is sent yet.
+
+        Give either ``context`` (a collector) or what is to be sent (``model`` or ``weights``) and to how many
+        (``num_workers``, or one entry of ``devices`` or ``params_map`` for each).
+        """
+        if self._role is not None:
+            raise RuntimeError(f"this scheme is a {self._role} already; make another one")
+        if context is not None and any(x is not None for x in (weights, model, devices, params_map, device_map_fn)):
+            raise ValueError("init_on_sender: give either context or weights/model/devices/params_map, not both")
+        if weights is not None and model is not None:
+            raise ValueError("init_on_sender: give either weights or model, not both")
+        self.model_id = model_id or "policy"
+        if context is not None:
+            self._context = weakref.ref(context)
+            num_workers = context.num_workers if num_workers is None else num_workers
+        elif num_workers is None:
+            counted = devices if devices is not None else params_map
+            if counted is None:
+                raise ValueError("init_on_sender: say to how many workers: num_workers, devices or params_map")
+            num_workers = len(counted)
+        if params_map is not None and weights is None and model is None:
+            weights = next(iter(params_map.values()))
+        self._set_source(model if model is not None else weights)
+        self._role = "sender"
+        for worker in range(int(num_workers or 0)):
+            self.replace_worker(worker)
+
+    def _set_source(self, source: Any) -> None:
+        if isinstance(source, torch.nn.Module):  # its owner may let go of it
+            self._model = weakref.ref(source)
+        else:
+            self._model = None if source is None else (lambda: source)
+
+    def replace_worker(self, worker: int) -> None:
+        """Have a fresh connection for a worker: its first one, or one for its successor."""
+        old = self._channels.pop(worker, None)
+        if old is not None:
+            old.close()
+        end = self._worker_ends.pop(worker, None)
+        if end is not None:
+            end.close()
+        self._unanswered.pop(worker, None)
+        ours, theirs = Pipe(duplex=True)
+        self._channels[worker] = Channel(ours)
+        self._worker_ends[worker] = theirs
+
+    def for_worker(self, worker: int) -> WeightSyncScheme:
+        """The half that goes to one worker."""
+        half = self._copy()
+        half._worker_ends = {worker: self._worker_ends[worker]}
+        return half
+
+    def started(self, worker: int) -> None:
+        """The worker has its end: ours of it can go."""
+        end = self._worker_ends.pop(worker, None)
+        if end is not None:
+            end.close()
+
+    def _copy(self) -> WeightSyncScheme:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self._settings())
+        copied._start_over()
+        return copied
+
+    def _settings(self) -> dict[str, Any]:
+        return {"strategy": self.strategy, "sync": self.sync, "timeout_s": self.timeout_s}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings and the workers' ends of the connections; whoever gets it must init and connect anew."""
+        return {**self._settings(), "_worker_ends": self._worker_ends}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ends = state.pop("_worker_ends")
+        self.__dict__.update(state)
+        self._start_over()
+        self._worker_ends = ends
+
+    def init_on_receiver(
+        self, *, model_id: str | None = None, context: Any = None, model: Any = None, worker_idx: int = 0
+    ) -> None:
+        """Prepare to receive, for ``model`` or for the model of that id in ``context``."""
+        if self._role is not None:
+            raise RuntimeError(f"this scheme is a {self._role} already; make another one")
+        if context is not None and model is not None:
+            raise ValueError("init_on_receiver: give either context or model, not both")
+        if context is None and model is None:
+            raise ValueError("init_on_receiver: say whose weights these are: context or model")
+        self.model_id = model_id or "policy"
+        self._context = None if context is None else weakref.ref(context)
+        if model is not None:
+            self._set_source(model)
+        self._worker_idx = worker_idx
+        self._role = "receiver"
+
+    def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
+        """Meet the other side. A sender hands over ``weights`` (or its model's); a receiver waits for them.
+
+        In a collector nobody waits: workers are made with their weights.
+        """
+        if self._role is None:
+            raise RuntimeError("connect: call init_on_sender or init_on_receiver first")
+        if self._connected:
+            raise RuntimeError("connect: this scheme is connected already")
+        if self._role == "sender":
+            if worker_idx is not None:
+                raise ValueError("connect: worker_idx is for receivers")
+            self._connected = True
+            source = weights if weights is not None else self._source()
+            if self._context is None and source is not None:
+                self.send(source)
+            return
+        if weights is not None:
+            raise ValueError("connect: weights are for the sender")
+        self._worker_idx = worker_idx if worker_idx is not None else self._worker_idx
+        if self._worker_idx not in self._worker_ends:
+            raise ValueError(f"connect: this scheme has no connection for worker {self._worker_idx}")
+        self._channels = {self._worker_idx: Channel(self._worker_ends[self._worker_idx])}
+        self._connected = True
+        if self._context is None:
+            self.receive(timeout=self.timeout_s)
+
+    def _source(self) -> Any:
+        return None if self._model is None else self._model()
+
+    def _require(self, role: str) -> None:
+        if self._role != role or not self._connected:
+            raise RuntimeError(
+                f"{'send' if role == 'sender' else 'receive'}: this scheme is not connected as a {role}; call "
+                f"init_on_{role} and connect first"
+            )
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        weights: Any = None,
+        worker_ids: int | Iterable[int] | None = None,
+        *,
+        version: int | None = None,
+    ) -> None:
+        """Send weights (by default those of the sender's model) to all workers, or to some.
+
+        Raises:
+            WeightSyncError: a worker did not apply them in time.
+        """
+        self._require("sender")
+        workers = self._addressed(worker_ids)
+        source = weights if weights is not None else self._source()
+        if source is None:
+            raise RuntimeError("send: there are no weights to send; give them, or a model in init_on_sender")
+        if isinstance(source, Mapping) and source and all(isinstance(name, int) for name in source):
+            for worker, own in source.items():
+                self.send(own, [worker], version=version)
+            return
+        self.finish()
+        self._publish({n: t for n, t in flat_weights(source).items() if isinstance(t, torch.Tensor)})
+        self._last_version = version
+        self._sequence += 1
+        for worker in workers:
+            self._post_to(worker, version)
+        if self.sync:
+            self.finish()
+
+    def resend(self, worker: int) -> None:
+        """Give a worker that has just started what was sent last, and wait."""
+        if self._sequence:
+            self._post_to(worker, self._last_version)
+            self.finish()
+
+    def _post_to(self, worker: int, version: int | None) -> None:
+        self._unanswered[worker] = self._sequence
+        context = self._get_context()
+        try:
+            if context is not None:  # first, since a pipe holds only so much until somebody reads
+                context.wake_worker(worker, self.model_id)
+            self._post(worker, self._channels[worker], self._sequence, version)
+        except OSError:  # it is dead: found out when its answer is waited for
+            pass
+
+    def _addressed(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+        if worker_ids is None:
+            return sorted(self._channels)
+        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        for worker in chosen:
+            if worker not in self._channels:
+                raise ValueError(f"there is no worker {worker}; there are {len(self._channels)}, counted from 0")
+        return chosen
+
+    def _get_context(self) -> Any:
+        return None if self._context is None else self._context()
+
+    def finish(self) -> None:
+        """Wait until all workers have applied what they were sent."""
+        deadline = monotonic() + self.timeout_s
+        while self._unanswered:
+            context = self._get_context()
+            channels = {self._channels[worker].connection: worker for worker in self._unanswered}
+            sentinels = {} if context is None else {context.worker_sentinel(w): w for w in self._unanswered}
+            ready = wait([*channels, *sentinels], timeout=max(0.0, deadline - monotonic()))
+            if not ready:
+                late = sorted(self._unanswered)
+                self._unanswered.clear()
+                names = ", ".join(map(str, late))
+                raise WeightSyncError(
+                    f"worker{'s' if len(late) > 1 else ''} {names} did not apply the weights within "
+                    f"{self.timeout_s:g} s; a step of the env may take longer than that (timeout_s=), or it hangs "
+                    "(step_timeout_s= of the collector finds out)"
+                )
+            for entry in ready:
+                if entry in channels:
+                    self._take_answer(channels[entry])  # type: ignore[index]
+            for entry in ready:
+                worker = sentinels.get(entry)  # type: ignore[call-overload]
+                if context is not None and worker in self._unanswered:
+                    del self._unanswered[worker]
+                    context.worker_gone(worker)
+
+    def _take_answer(self, worker: int) -> None:
+        try:
+            kind, sequence, *details = self._channels[worker].receive()
+        except (EOFError, OSError):
+            if self._get_context() is None:
+                del self._unanswered[worker]
+                raise WeightSyncError(f"worker {worker} is gone; it did not apply the weights") from None
+            return  # its sentinel will tell
+        if self._unanswered.get(worker) == sequence:
+            del self._unanswered[worker]
+        if kind == "failed":
+            raise unpack(details[0], worker, f"worker {worker}, while it applied weights")
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Apply the newest weights that were sent, and say so; None if none came within ``timeout`` seconds."""
+        self._require("receiver")
+        channel = self._channels[self._worker_idx]  # type: ignore[index]
+        if not channel.connection.poll(timeout):
+            return None
+        weights, sequence, version = None, 0, None
+        while True:  # only the last of several counts
+            message = channel.receive()
+            got = self._unpack(channel, message)
+            if got is not None:
+                weights, sequence, version = got
+            if not channel.has_message():
+                break
+        if weights is None:
+            return self.receive(timeout)
+        try:
+            for model in self._models():
+                self.strategy.apply_weights(model, weights)
+            context = self._get_context()
+            if context is not None and hasattr(context, "weights_applied"):
+                context.weights_applied(self.model_id, version)
+        except Exception as error:
+            channel.send("failed", sequence, pack(error))
+            if self._context is None:
+                raise
+            return None
+        channel.send("applied", sequence)
+        return weights
+
+    def _models(self) -> list[Any]:
+        model = self._source()
+        if model is not None:
+            return [model]
+        context = self._get_context()
+        if context is None:
+            raise RuntimeError("receive: the model that weights are for is gone")
+        if hasattr(context, "get_models"):
+            return context.get_models(self.model_id)
+        return [context.get_model(self.model_id)]
+
+    def shutdown(self) -> None:
+        """Close connections; harmless when called again."""
+        if self.__dict__.get("_closed", True):
+            return
+        self._closed = True
+        for channel in self._channels.values():
+            channel.close()
+        for end in self._worker_ends.values():
+            end.close()
+        self._channels, self._worker_ends, self._unanswered = {}, {}, {}
+
+    def __del__(self) -> None:
+        self.shutdown()
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _publish(self, weights: dict[str, torch.Tensor]) -> None:
+        """Have these weights ready to be posted."""
+        raise NotImplementedError
+
+    def _post(self, worker: int, channel: Channel, sequence: int, version: int | None) -> None:
+        """Send what was published to one worker."""
+        raise NotImplementedError
+
+    def _unpack(self, channel: Channel, message: tuple[Any, ...]) -> tuple[Any, int, int | None] | None:
+        """In the worker: the weights of a message, its number and their version; None if it only prepares."""
+        raise NotImplementedError

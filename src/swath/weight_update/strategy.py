@@ -1,0 +1,55 @@
+"""WeightStrategy: weights taken out of a model, and put into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from swath.rollout.layout import nested
+from swath.weight_update.weights import apply_weights, flat_weights
+
+
+class WeightStrategy:
+    """How weights look on their way: a TensorDict, or a state dict.
+
+    >>> sorted(WeightStrategy("state_dict").extract_weights(torch.nn.Linear(1, 1)))
+    ['bias', 'weight']
+    """
+
+    def __init__(self, extract_as: Literal["tensordict", "state_dict"] = "tensordict") -> None:
+        if extract_as not in ("tensordict", "state_dict"):
+            raise ValueError(f"extract_as must be 'tensordict' or 'state_dict', got {extract_as!r}")
+        self.extract_as = extract_as
+
+    def extract_weights(self, source: Any) -> Any:
+        """A copy of a module's, TensorDict's or mapping's weights, buffers included."""
+        flat = {
+            name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in flat_weights(source).items()
+        }
+        if self.extract_as == "state_dict":
+            return flat
+        tensors = {tuple(name.split(".")): value for name, value in flat.items()}
+        return TensorDict(nested(tensors), batch_size=[])
+
+    def apply_weights(self, destination: Any, weights: Any) -> None:
+        """Into a module, or a TensorDict or mapping of the same structure; in place.
+
+        Raises:
+            KeyError: the structures differ.
+        """
+        if isinstance(destination, torch.nn.Module):
+            apply_weights(destination, weights)
+            return
+        if not isinstance(destination, (TensorDictBase, Mapping)):
+            raise TypeError(f"weights go into a module or a TensorDict, not into {type(destination).__name__}")
+        own, given = flat_weights(destination), flat_weights(weights)
+        if own.keys() != given.keys():
+            name = next(iter(own.keys() ^ given.keys()))
+            raise KeyError(f"these weights do not fit: only one of the two has {name!r}")
+        with torch.no_grad():
+            for name, value in given.items():
+                own[name].copy_(value)

@@ -1,0 +1,18 @@
+"""Processes that run rollouts: started, talked to, watched and ended.
+
+=============  ======================================================================================
+file           what it knows
+=============  ======================================================================================
+layout.py      which env goes into which worker
+start.py       how a process starts (a server that forks, a new interpreter, a fork)
+process.py     where the process begins and ends
+worker.py      what runs in it: envs, a policy, and orders to follow
+orders.py      what a worker and its owner say to each other
+channel.py     how they say it: messages through a pipe, exceptions among them
+memory.py      memory that several processes see
+blocks.py      batches in that memory: who writes where, and when a block can be used again
+board.py       a page for each worker that its owner reads without asking: where it stands
+fleet.py       all workers of a collector: waiting for them, finding out who died, ending them
+seeding.py     seeds for processes
+=============  ======================================================================================
+"""

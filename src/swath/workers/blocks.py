@@ -1,0 +1,152 @@
+"""Blocks: batches in shared memory.
+
+A worker writes its part of a block; the owner hands the whole of it to the consumer, without a copy. The block is
+used again once the consumer has let go of every tensor in it, and not before: what was delivered never changes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from swath.rollout.layout import Field, Key
+from swath.workers.memory import SharedMemory
+
+_ALIGNMENT = 64
+#: A consumer may keep as many batches as it likes; beyond this, a block is given away for good, and with it its
+#: descriptor, of which a process can have only so many.
+_MOST_LENT = 16
+_MOST_FREE = 3
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Which bytes of a block belong to which key, member and step.
+
+    Members lie in rows, ``[members * envs, steps]``, or behind each other in time, ``[envs, all members' steps]``.
+    """
+
+    fields: tuple[Field, ...]
+    #: The batch size of one member's env.
+    env_size: torch.Size
+    #: Of each member, in a full batch.
+    steps: tuple[int, ...]
+    along_time: bool = False
+
+    @property
+    def envs_per_member(self) -> int:
+        return self.env_size.numel()
+
+    @property
+    def num_members(self) -> int:
+        return len(self.steps)
+
+    @property
+    def num_envs(self) -> int:
+        return self.num_members * self.envs_per_member
+
+    @property
+    def frames_per_batch(self) -> int:
+        return sum(self.steps) * self.envs_per_member
+
+    @cached_property
+    def _offsets(self) -> tuple[int, ...]:
+        offsets = [0]
+        for field in self.fields:
+            end = offsets[-1] + self.frames_per_batch * field.num_bytes
+            offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        return tuple(offsets)
+
+    @property
+    def num_bytes(self) -> int:
+        return max(self._offsets[-1], _ALIGNMENT)
+
+    def leaves(self, memory: torch.Tensor, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
+        """All keys of a batch with so many steps of each member: ``[envs, steps, *shape]``."""
+        if self.along_time:
+            size = (self.envs_per_member, sum(steps))
+        else:
+            size = (self.num_envs, steps[0])
+        frames = size[0] * size[1]
+        return {
+            field.key: memory[offset : offset + frames * field.num_bytes].view(field.dtype).view(*size, *field.shape)
+            for field, offset in zip(self.fields, self._offsets[:-1], strict=True)
+        }
+
+    def part(
+        self, leaves: dict[Key, torch.Tensor], members: range, steps: Sequence[int], first_step: int = 0
+    ) -> dict[Key, torch.Tensor]:
+        """What some members write, from a step on: ``[their envs, steps, *shape]``.
+
+        Several members in time have one env each and the same number of steps.
+        """
+        num_envs = self.envs_per_member
+        if not self.along_time:
+            rows = slice(members.start * num_envs, members.stop * num_envs)
+            return {key: leaf[rows, first_step:] for key, leaf in leaves.items()}
+        start = sum(steps[: members.start])
+        length = steps[members.start]
+        part = {}
+        for key, leaf in leaves.items():
+            mine = leaf[:, start : start + length * len(members)]
+            if len(members) > 1:
+                mine = mine.reshape(len(members), length, *leaf.shape[2:])
+            part[key] = mine[:, first_step:]
+        return part
+
+
+class Block:
+    """Memory for one batch."""
+
+    def __init__(self, number: int, num_bytes: int) -> None:
+        self.number = number
+        self.memory = SharedMemory(num_bytes)
+        #: Workers (by number and life) that have mapped it.
+        self.known_to: set[tuple[int, int]] = set()
+
+
+class BlockPool:
+    """Blocks of one layout: free, being written, or lent to the consumer."""
+
+    def __init__(self, layout: BlockLayout, first_number: int = 0, stride: int = 1) -> None:
+        self.layout = layout
+        self._next_number = first_number
+        self._stride = stride
+        self._free: list[Block] = []
+        self._num_lent = 0
+        #: Filled by finalizers, which may run in any thread and at any time.
+        self._returned: deque[Block] = deque()
+        #: Numbers of blocks that are gone, for workers to unmap.
+        self.gone: list[int] = []
+
+    def take(self) -> Block:
+        """A block to be written."""
+        while self._returned:
+            self._num_lent -= 1
+            self.give_back(self._returned.popleft())
+        if self._free:
+            return self._free.pop()
+        block = Block(self._next_number, self.layout.num_bytes)
+        self._next_number += self._stride
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """A block that nobody looks at any more."""
+        if block.memory.descriptor is None or len(self._free) >= _MOST_FREE:
+            self.gone.append(block.number)
+        else:
+            self._free.append(block)
+
+    def lend(self, block: Block, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
+        """The leaves of a block for the consumer; when the last tensor on it is gone, it can be taken again."""
+        self._num_lent += 1
+        if self._num_lent > _MOST_LENT:
+            block.memory.close_descriptor()
+        array = block.memory.bytes_.numpy()
+        weakref.finalize(array, self._returned.append, block).atexit = False
+        return self.layout.leaves(torch.from_numpy(array), steps)

@@ -1,0 +1,92 @@
+"""Messages between a worker and its owner: tuples over a pipe, with descriptors and exceptions among them."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from swath.errors import WorkerRaised
+
+
+class Channel:
+    """One end. Messages are pickled; functions in them go by value (cloudpickle)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.fileno = connection.fileno
+
+    def send(self, *message: Any) -> None:
+        """Plain data."""
+        self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_anything(self, *message: Any) -> None:
+        """What may have functions and classes of a script in it."""
+        self.connection.send_bytes(cloudpickle.dumps(message))
+
+    def receive(self) -> tuple[Any, ...]:
+        return pickle.loads(self.connection.recv_bytes())
+
+    def has_message(self) -> bool:
+        return self.connection.poll(0)
+
+    def send_descriptor(self, descriptor: int, receiver_pid: int) -> None:
+        reduction.send_handle(self.connection, descriptor, receiver_pid)
+
+    def receive_descriptor(self) -> int:
+        return reduction.recv_handle(self.connection)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception where it was raised: in a worker."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class Packed(NamedTuple):
+    """An exception on its way."""
+
+    pickled: bytes | None
+    kind: str
+    message: str
+    notes: list[str]
+    text: str
+
+
+def pack(error: BaseException) -> Packed:
+    try:
+        pickled = cloudpickle.dumps(error)
+        cloudpickle.loads(pickled)  # some can be pickled and not be unpickled
+    except Exception:
+        pickled = None
+    text = "".join(traceback.format_exception(error))
+    return Packed(pickled, type(error).__name__, str(error), getattr(error, "__notes__", []), text)
+
+
+def unpack(packed: Packed, worker: int, who: str) -> BaseException:
+    """The exception, with its own type and the remote traceback as its cause."""
+    error: BaseException
+    if packed.pickled is None:
+        error = WorkerRaised(f"{packed.kind}: {packed.message} (this exception cannot be pickled)", worker)
+        for note in packed.notes:
+            error.add_note(note)
+    else:
+        error = pickle.loads(packed.pickled)
+        if not hasattr(error, "__notes__"):  # an exception with a __reduce__ of its own may lose them
+            for note in packed.notes:
+                error.add_note(note)
+    error.add_note(f"swath: raised in {who}")
+    error.__cause__ = RemoteTraceback(packed.text)
+    return error

@@ -1,0 +1,463 @@
+"""All workers of a collector: started, asked, watched, and ended.
+
+Every wait here also waits for the end of the processes, so that a worker's death is noticed when it happens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Pipe, wait
+from typing import Any
+
+import cloudpickle
+
+from swath.errors import OutOfSharedMemory, WorkerDied, WorkerHangs
+from swath.workers.board import PAGE_BYTES, Page, Shares
+from swath.workers.channel import Channel, unpack
+from swath.workers.memory import SharedMemory, open_descriptors
+from swath.workers.orders import Blueprint, Description, Life, Ready
+from swath.workers.process import main
+from swath.workers.start import StartMethod, start_process
+
+#: ``shutdown``: how long workers may take to close their envs, and to follow SIGTERM.
+SECONDS_TO_CLOSE = 3.0
+SECONDS_TO_TERMINATE = 0.7
+#: A worker that dies again and again is started again later and later.
+_FIRST_BACK_OFF_S = 0.1
+_LONGEST_BACK_OFF_S = 5.0
+
+
+@dataclass
+class Member:
+    """One worker, as its owner sees it."""
+
+    blueprint: Blueprint
+    page: Page
+    payload: bytes
+    process: Any = None
+    channel: Channel = None  # type: ignore[assignment]
+    life: Life = field(default_factory=Life)
+    description: Description | None = None
+    replies: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    #: The exception that the worker left with, the order it was following, and the steps it completed of it.
+    failure: tuple[BaseException, int, list[int]] | None = None
+    frames_before: int = 0
+    seen_beat: tuple[int, int, float] = (-1, -1, 0.0)
+
+    @property
+    def number(self) -> int:
+        return self.blueprint.worker
+
+    @property
+    def frames(self) -> int:
+        return self.frames_before + self.page.integer("frames")
+
+    @property
+    def who(self) -> str:
+        members = self.blueprint.members
+        envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
+        pid = self.process.pid if self.process is not None else "not started"
+        return f"worker {self.number} (pid {pid}, {envs})"
+
+
+class Fleet:
+    """Worker processes, one for each blueprint.
+
+    Args:
+        receivers: the worker's half of the weight schemes, by model id.
+        restarts: how often each worker may be started again.
+        step_timeout_s: how long a step may take; None for ever.
+        on_restart: called with a worker that was started again, before it gets an order.
+    """
+
+    def __init__(
+        self,
+        blueprints: Sequence[Blueprint],
+        *,
+        method: StartMethod,
+        receivers: Callable[[int], Mapping[str, Any]],
+        started: Callable[[int], None],
+        restarts: int = 0,
+        step_timeout_s: float | None = None,
+        on_restart: Callable[[Member, BaseException], None] | None = None,
+    ) -> None:
+        self._method: StartMethod = method
+        self._receivers = receivers
+        self._started = started
+        self._restarts = restarts
+        self._step_timeout_s = step_timeout_s
+        self._on_restart = on_restart
+        self._board = SharedMemory(PAGE_BYTES * len(blueprints))
+        self._num_calls = 0
+        #: Batches that are there and were not taken yet, in the order in which they came.
+        self.arrived: deque[tuple[Member, Ready]] = deque()
+        #: A forked copy of this process has a copy of this object; the workers are not its children.
+        self.owner_pid = os.getpid()
+        self.members: list[Member] = []
+        for blueprint in blueprints:
+            self.members.append(
+                Member(blueprint, Page(self._board.bytes_, blueprint.worker), payload=dump_blueprint(blueprint))
+            )
+        _fleets.add(self)
+        _shut_down_at_exit()
+        try:
+            for member in self.members:
+                self._start(member)
+            for member in self.members:
+                self._hand_over(member)
+            for member in self.members:
+                self._await_hello(member)
+        except BaseException:
+            self.shutdown(timeout_s=1.0)
+            raise
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def _start(self, member: Member) -> None:
+        try:
+            ours, theirs = Pipe(duplex=True)
+            member.channel = Channel(ours)
+            try:
+                member.process = start_process(
+                    self._method,
+                    main,
+                    (theirs, self._receivers(member.number), member.number, member.life, self._board.num_bytes),
+                    f"swath-worker-{member.number}",
+                )
+            finally:
+                theirs.close()
+        except OSError as error:
+            if error.errno in (23, 24):  # ENFILE, EMFILE
+                raise OutOfSharedMemory(
+                    f"cannot start worker {member.number}: {open_descriptors()} files are open, which is the limit; "
+                    "raise it (ulimit -n), or use fewer workers"
+                ) from error
+            raise
+        except EOFError as error:
+            raise WorkerDied(
+                f"worker {member.number} could not be started: the server that forks workers is gone (was it killed?)",
+                member.number,
+            ) from error
+        self._started(member.number)
+
+    def _hand_over(self, member: Member) -> None:
+        """Give a worker its board and its blueprint."""
+        with contextlib.suppress(OSError):  # it died: found out below
+            assert self._board.descriptor is not None
+            member.channel.send_descriptor(self._board.descriptor, member.process.pid)
+            member.channel.connection.send_bytes(member.payload)
+
+    def _await_hello(self, member: Member) -> None:
+        while member.description is None:
+            self._wait_for([member], None)
+            if member.failure is not None:
+                raise member.failure[0]
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def send(self, member: Member, *message: Any, wake: bool = False) -> None:
+        """A message; with ``wake`` also in the middle of a batch. To a dead worker it is lost: the next wait tells."""
+        with contextlib.suppress(OSError):
+            member.channel.send(*message)
+        if wake:
+            member.page.waiting[0] = 1
+
+    def send_block(self, member: Member, block: Any, layout: Any) -> None:
+        """Map a block in a worker that does not have it yet."""
+        key = member.number, member.life.number
+        if key not in block.known_to:
+            with contextlib.suppress(OSError):
+                member.channel.send("map", block.number, layout)
+                member.channel.send_descriptor(block.memory.descriptor, member.process.pid)
+            block.known_to.add(key)
+
+    def call(self, name: str, *args: Any, members: Iterable[Member] | None = None, **kwargs: Any) -> list[Any]:
+        """Call a method of workers (all by default), at the same time; what they returned."""
+        chosen = self.members if members is None else list(members)
+        asked = {member.number: self._ask(member, name, args, kwargs) for member in chosen}
+        results = []
+        for member in chosen:
+            life = member.life
+            while asked[member.number] not in member.replies:
+                self.wait([member])
+                if member.life != life:  # it was started again meanwhile
+                    life = member.life
+                    asked[member.number] = self._ask(member, name, args, kwargs)
+            succeeded, value = member.replies.pop(asked[member.number])
+            if not succeeded:
+                raise unpack(value, member.number, member.who)
+            results.append(value)
+        return results
+
+    def _ask(self, member: Member, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        self._num_calls += 1
+        with contextlib.suppress(OSError):
+            member.channel.send_anything("call", self._num_calls, name, args, kwargs)
+        member.page.waiting[0] = 1
+        return self._num_calls
+
+    def wait(self, members: Sequence[Member] | None = None, timeout_s: float | None = None) -> None:
+        """Wait for a message of any of these workers, and sort it in.
+
+        Raises, or starts a worker again, when one died, raised or hangs.
+        """
+        members = self.members if members is None else members
+        gone = self._wait_for(members, timeout_s)
+        for member in [*gone, *(m for m in members if m.failure is not None and m not in gone)]:
+            self.handle_loss(member)
+
+    def _wait_for(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
+        """Members that died meanwhile and left no exception are returned, or raise if they were just starting."""
+        limit = timeout_s
+        if self._step_timeout_s is not None:
+            limit = min(timeout_s or 1.0, 0.25, self._step_timeout_s)
+        channels = {member.channel.connection: member for member in members}
+        sentinels = {member.process.sentinel: member for member in members}
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            ready = wait([*channels, *sentinels], timeout=limit)
+            if ready or self._step_timeout_s is None:
+                break
+            for member in members:
+                self._look_for_hang(member)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        gone = []
+        for entry in ready:
+            if entry in channels:
+                self._drain(channels[entry])  # type: ignore[index]
+        for entry in ready:
+            member = sentinels.get(entry)  # type: ignore[call-overload]
+            if member is not None:
+                self._drain(member)  # what it said before it died
+                if member.failure is None:
+                    gone.append(member)
+        for member in gone:
+            if member.description is None:
+                raise self.obituary(member)
+        return gone
+
+    def _drain(self, member: Member) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while member.channel.has_message():
+                kind, *arguments = member.channel.receive()
+                if kind == "ready":
+                    self.arrived.append((member, Ready(*arguments)))
+                elif kind == "reply":
+                    number, *answer = arguments
+                    member.replies[number] = tuple(answer)  # type: ignore[assignment]
+                elif kind == "hello":
+                    member.description = arguments[0]
+                else:  # failed
+                    order, packed, steps = arguments
+                    member.failure = unpack(packed, member.number, member.who), order, steps
+
+    # -- losses ----------------------------------------------------------------------------------------------------
+
+    def _look_for_hang(self, member: Member) -> None:
+        """Kill a worker whose step takes too long; its death is then noticed like any other."""
+        page, now = member.page, time.monotonic()
+        beat, batch, since = page.integer("beat"), page.integer("batches"), page.seconds("busy_since")
+        seen_beat, seen_batch, seen_at = member.seen_beat
+        if not since or (beat, batch) != (seen_beat, seen_batch):
+            member.seen_beat = beat, batch, now
+            return
+        assert self._step_timeout_s is not None
+        if now - seen_at > self._step_timeout_s:
+            member.failure = (
+                WorkerHangs(
+                    f"{member.who} is in one step for {now - seen_at:.1f} s, longer than step_timeout_s="
+                    f"{self._step_timeout_s:g}; it was killed. An env that needs longer: raise step_timeout_s",
+                    member.number,
+                ),
+                -1,
+                [],
+            )
+            self._kill(member)
+            self.handle_loss(member)
+
+    def _kill(self, member: Member) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(member.process.pid, signal.SIGKILL)
+            member.process.join(2.0)
+
+    def obituary(self, member: Member) -> WorkerDied:
+        """Who died, how, and what to do."""
+        member.process.join(1.0)
+        code = member.process.exitcode
+        if code is not None and code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = f"signal {-code}"
+            how = f"was killed by {name}"
+            if name == "SIGKILL":
+                how += " (by someone, or by the kernel because memory ran out)"
+        else:
+            how = f"left with exit code {code}"
+        when = f"after {member.frames:,} frames" if member.description is not None else "while it started"
+        advice = "restart_workers=N would start it again" if not self._restarts else "there are no restarts left"
+        return WorkerDied(
+            f"{member.who} {how} {when}; restarts {member.life.number}/{self._restarts}. {advice[0].upper()}"
+            f"{advice[1:]}; what it printed may say more",
+            member.number,
+        )
+
+    def handle_loss(self, member: Member) -> None:
+        """A worker is gone, or about to leave with an exception: start it again, or raise."""
+        error = member.failure[0] if member.failure is not None else self.obituary(member)
+        if member.life.number >= self._restarts:
+            raise error
+        self._restart(member, error)
+
+    def _restart(self, member: Member, error: BaseException) -> None:
+        self._kill(member)
+        if member.life.number:
+            time.sleep(min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S))
+        page = member.page
+        member.frames_before += page.integer("frames")
+        committed = page.integer("committed")
+        member.life = Life(member.life.number + 1, max(page.integer("next_traj_id"), member.life.first_traj_id))
+        page.clear()
+        page.write(committed=committed)
+        member.channel.close()
+        member.description, member.failure = None, None
+        member.replies.clear()
+        self._start(member)
+        self._hand_over(member)
+        self._await_hello(member)
+        if self._on_restart is not None:
+            self._on_restart(member, error)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def describe(self, seconds: float) -> list[dict[str, Any]]:
+        """A line for each worker; reads the board only."""
+        now = time.monotonic()
+        lines = []
+        for member in self.members:
+            shares = Shares.of(member.page, now)
+            started = member.page.seconds("started_at")
+            alive_s = max(now - started, 1e-9) if started else 0.0
+            lines.append(
+                {
+                    "worker": member.number,
+                    "pid": None if member.process is None else member.process.pid,
+                    "alive": member.process is not None and _is_alive(member.process),
+                    "envs": list(member.blueprint.members),
+                    "frames": member.frames,
+                    "fps": member.page.integer("frames") / alive_s if alive_s else 0.0,
+                    "env": shares.env,
+                    "policy": shares.policy,
+                    "waiting": shares.waiting,
+                    "policy_version": member.page.integer("policy_version"),
+                    "restarts": member.life.number,
+                }
+            )
+        return lines
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Ask workers to leave, then tell them, then kill them; in ``timeout_s`` (5 by default) at most."""
+        if self.owner_pid != os.getpid():
+            return
+        _fleets.discard(self)
+        total = 5.0 if timeout_s is None else max(0.0, timeout_s)
+        close_s, terminate_s = total * SECONDS_TO_CLOSE / 5, total * SECONDS_TO_TERMINATE / 5
+        left = [member for member in self.members if member.process is not None]
+        try:
+            for member in left:
+                self.send(member, "close", wake=True)
+            left = _still_there(left, close_s)
+            for member in left:
+                with contextlib.suppress(OSError, ValueError):
+                    member.process.terminate()
+            left = _still_there(left, terminate_s)
+        except KeyboardInterrupt:  # the second Ctrl-C: at once
+            left = [member for member in self.members if member.process is not None]
+        for member in left:
+            with contextlib.suppress(OSError, ValueError):
+                member.process.kill()
+        _still_there(left, 1.0)
+        for member in self.members:
+            if member.process is not None:
+                with contextlib.suppress(OSError, ValueError, AssertionError):
+                    member.process.join(0.1)
+                    member.process.close()
+                member.process = None
+            if member.channel is not None:
+                member.channel.close()
+
+
+def _is_alive(process: Any) -> bool:
+    try:
+        return process.is_alive()
+    except ValueError:  # closed
+        return False
+
+
+def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:
+    """Wait for the end of processes; those that have not ended."""
+    deadline = time.monotonic() + timeout_s
+    left = {member.process.sentinel: member for member in members}
+    while left:
+        ended = wait(list(left), timeout=max(0.0, deadline - time.monotonic()))
+        for sentinel in ended:
+            del left[sentinel]  # type: ignore[arg-type]
+        if not ended:
+            break
+    return list(left.values())
+
+
+def dump_blueprint(blueprint: Blueprint) -> bytes:
+    """A blueprint on its way; what cannot be pickled is named before any process starts."""
+    try:
+        return cloudpickle.dumps(blueprint)
+    except Exception as error:
+        for name, value in _pieces(blueprint):
+            try:
+                cloudpickle.dumps(value)
+            except Exception as reason:
+                raise TypeError(
+                    f"{name} cannot be sent to a worker process: {type(reason).__name__}: {reason}. Make what cannot "
+                    "be pickled (files, sockets, locks, generators) inside of the function that makes the env or the "
+                    "policy"
+                ) from error
+        raise
+
+
+def _pieces(blueprint: Blueprint) -> Iterator[tuple[str, Any]]:
+    for member, factory in zip(blueprint.members, blueprint.factories, strict=True):
+        yield f"create_env_fn of env {member}", factory
+    yield "create_env_kwargs", blueprint.env_kwargs
+    yield "the policy", blueprint.policy
+    yield "policy_factory", blueprint.policy_factory
+    yield "init_fn", blueprint.init_fn
+    yield from blueprint.collector_kwargs.items()
+
+
+#: Fleets that were not shut down.
+_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
+_registered_in: int | None = None
+
+
+def _shut_down_at_exit() -> None:
+    """Before ``multiprocessing`` waits for children at exit, which would be for ever."""
+    global _registered_in
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        atexit.register(_shut_down_all)
+
+
+def _shut_down_all() -> None:
+    for fleet in list(_fleets):
+        fleet.shutdown(timeout_s=2.0)

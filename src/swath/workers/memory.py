@@ -1,0 +1,108 @@
+"""Memory that several processes see.
+
+It has no name: nothing appears in ``/dev/shm``, whose size (64 MB in a container) is no limit, and nothing can stay
+behind. It is handed to another process as a descriptor, and goes when the last process lets go of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from swath.errors import OutOfSharedMemory
+
+#: Descriptors under this folder can be opened again by path; not so on macOS.
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class SharedMemory:
+    """So many bytes, zeroed; ``bytes_`` is a tensor over them. ``descriptor`` is what to give to other processes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        free = free_bytes()
+        if free is not None and num_bytes > free:
+            raise out_of_memory(num_bytes, free)
+        try:
+            self.descriptor: int | None = _new_descriptor()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise OutOfSharedMemory(
+                    f"cannot make shared memory: this process has {open_descriptors()} files open, which is the limit; "
+                    "raise it (ulimit -n), or use fewer workers"
+                ) from error
+            raise
+        try:
+            # Pages are reserved now: where there are none, this fails, instead of a SIGBUS later.
+            os.posix_fallocate(self.descriptor, 0, num_bytes)
+            self.bytes_ = map_descriptor(self.descriptor, num_bytes)
+        except OSError as error:
+            self.close_descriptor()
+            raise out_of_memory(num_bytes, free) from error
+
+    def close_descriptor(self) -> None:
+        """Keep the memory, but give it to nobody any more."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def __del__(self) -> None:
+        if self.__dict__.get("descriptor") is not None:
+            self.close_descriptor()
+
+
+def _new_descriptor() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("swath")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def map_descriptor(descriptor: int, num_bytes: int) -> torch.Tensor:
+    """The memory behind a descriptor, which may be closed afterwards."""
+    path = f"{_DESCRIPTORS}/{descriptor}" if os.path.isdir(_DESCRIPTORS) else f"/dev/fd/{descriptor}"
+    return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+
+
+def free_bytes() -> int | None:
+    """What this machine, or the control group of this process, has left; None where nobody says."""
+    free: list[int] = []
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            free.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return min(free, default=None)
+
+
+def open_descriptors() -> str:
+    try:
+        return str(len(os.listdir(_DESCRIPTORS)))
+    except OSError:
+        return "too many"
+
+
+def out_of_memory(needed: int, free: int | None) -> OutOfSharedMemory:
+    there = "" if free is None else f", and {show_bytes(free)} are free"
+    return OutOfSharedMemory(
+        f"a batch needs {show_bytes(needed)} of shared memory{there}; lower frames_per_batch, or let go of batches "
+        "that were delivered earlier"
+    )
+
+
+def show_bytes(count: int) -> str:
+    """
+    >>> show_bytes(999), show_bytes(64_000_000)
+    ('999 B', '64.0 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,18 @@
+"""Imported by the server that worker processes are forked from, and nowhere else: what every worker needs.
+
+Many workers on few cores: each computes with one thread (``num_sub_threads`` says otherwise for torch). Libraries read
+these variables when they are loaded.
+"""
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import gymnasium  # noqa: E402, F401
+import tensordict  # noqa: E402, F401
+import torch  # noqa: E402, F401
+
+import swath.collectors  # noqa: E402
+import swath.envs  # noqa: E402
+import swath.workers.worker  # noqa: E402, F401

@@ -1,0 +1,72 @@
+"""The process of a worker: it begins here, and it ends here, at the latest when its owner does."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import cloudpickle
+
+from swath.workers.board import Page
+from swath.workers.channel import Channel, pack
+from swath.workers.memory import map_descriptor
+from swath.workers.orders import Life
+
+#: A worker whose owner is gone has so long to close its envs.
+_SECONDS_TO_LEAVE = 3.0
+
+
+def _watch_owner(workers: list[Any]) -> None:
+    """Leave when the owner is gone, also from within a step that does not end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    for each in workers:
+        each.leaving = True
+        each._page.waiting[0] = 1
+    time.sleep(_SECONDS_TO_LEAVE)
+    os._exit(1)
+
+
+def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life: Life, num_bytes: int) -> None:
+    """The process."""
+    from swath.workers.worker import Worker  # only here: its owner, who knows this function, needs none of it
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    channel = Channel(connection)
+    built: list[Any] = []
+    threading.Thread(target=_watch_owner, args=(built,), name="swath-watch-owner", daemon=True).start()
+    try:
+        descriptor = channel.receive_descriptor()
+        page = Page(map_descriptor(descriptor, num_bytes), worker)
+        os.close(descriptor)
+        try:
+            blueprint = cloudpickle.loads(connection.recv_bytes())
+            me = Worker(channel, page, blueprint, life)
+            built.append(me)
+            description = me.build()
+            channel.send("hello", description)
+            me.connect(receivers)
+        except (EOFError, BrokenPipeError):
+            raise
+        except BaseException as error:
+            channel.send("failed", -1, pack(error), [])
+            return
+        gc.freeze()
+        me.serve()
+    except (EOFError, ConnectionError):  # the owner is gone
+        pass
+    finally:
+        for each in built:
+            each.close()
+        with suppress(OSError):
+            channel.close()

@@ -1,0 +1,126 @@
+"""How a worker process starts.
+
+"forkserver" (the default): a server of our own, with torch, tensordict and gymnasium imported, from which workers are
+forked in milliseconds. "spawn": a new interpreter each. "fork": a copy of this process, with whatever threads and
+locks it happens to hold. The first two do not import the user's main module: what is needed of it travels by value, so
+a script needs no ``if __name__ == "__main__"``.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.popen_forkserver
+import multiprocessing.popen_spawn_posix
+import multiprocessing.process
+import multiprocessing.resource_tracker
+import os
+from collections.abc import Callable
+from multiprocessing import context, reduction, spawn, util
+from typing import Any, Literal, cast
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+START_METHODS: tuple[StartMethod, ...] = ("forkserver", "spawn", "fork")
+
+_server: tuple[multiprocessing.forkserver.ForkServer, int] | None = None
+
+
+def server() -> multiprocessing.forkserver.ForkServer:
+    """Not the one of ``multiprocessing``, whose preloaded modules are the program's own business."""
+    global _server
+    if _server is None or _server[1] != os.getpid():  # a forked child must not use its parent's
+        own = multiprocessing.forkserver.ForkServer()
+        own.set_forkserver_preload(["swath.workers.preload"])
+        _server = own, os.getpid()
+    return _server[0]
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """What a new interpreter is told, without the user's main module."""
+    data = spawn.get_preparation_data(name)
+    for key in ("init_main_from_name", "init_main_from_path"):
+        data.pop(key, None)
+    return data
+
+
+def _pickled(process: Any, popen: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        reduction.dump(_preparation(process._name), buffer)
+        reduction.dump(process, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer
+
+
+class _ForkServerPopen(multiprocessing.popen_forkserver.Popen):
+    """As ``multiprocessing`` does it, from a server of our own."""
+
+    def _launch(self, process_obj: Any) -> None:
+        data = _pickled(process_obj, self)
+        own = server()
+        own.ensure_running()
+        self.sentinel, to_child = own.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        # The child leaves when this end is closed, be it by the death of this process.
+        parent_end = os.dup(to_child)
+        self.finalizer = util.Finalize(self, util.close_fds, (parent_end, self.sentinel))
+        with open(to_child, "wb", closefd=True) as file:
+            file.write(data.getbuffer())
+        self.pid = multiprocessing.forkserver.read_signed(self.sentinel)
+
+
+class _SpawnPopen(multiprocessing.popen_spawn_posix.Popen):
+    """As ``multiprocessing`` does it, without the user's main module."""
+
+    def _launch(self, process_obj: Any) -> None:
+        tracker = multiprocessing.resource_tracker.getfd()
+        self._fds.append(tracker)  # type: ignore[attr-defined]
+        data = _pickled(process_obj, self)
+        parent_r, child_w = os.pipe()
+        child_r, parent_w = os.pipe()
+        try:
+            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_r)
+            self._fds.extend([child_r, child_w])  # type: ignore[attr-defined]
+            self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[attr-defined]
+            self.sentinel = parent_r
+            with open(parent_w, "wb", closefd=False) as file:
+                file.write(data.getbuffer())
+        finally:
+            self.finalizer = util.Finalize(self, util.close_fds, (parent_r, parent_w))
+            util.close_fds(child_r, child_w)
+
+
+class _ForkServerProcess(context.ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _ForkServerPopen(process_obj)
+
+
+class _SpawnProcess(context.SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _SpawnPopen(process_obj)
+
+
+_KINDS: dict[str, Callable[..., Any]] = {
+    "forkserver": _ForkServerProcess,
+    "spawn": _SpawnProcess,
+    "fork": context.ForkProcess,
+}
+
+
+def check_start_method(method: Any) -> StartMethod:
+    if method is None:
+        return "forkserver"
+    if method not in START_METHODS:
+        raise ValueError(f"mp_start_method must be one of {', '.join(START_METHODS)}; got {method!r}")
+    return cast(StartMethod, method)
+
+
+def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
+    """Start a process (not a daemon: it may have children of its own)."""
+    process = _KINDS[method](target=target, args=args, name=name, daemon=False)
+    process.start()
+    return process

@@ -1,0 +1,396 @@
+"""What runs in a worker process: its envs, its policy, and the orders it follows.
+
+A worker has one or more lanes. A lane is a ``Collector`` whose batches go into shared memory: the same rollout as
+everywhere. Envs without a batch size of their own share a lane, and so a policy call.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from swath.collectors.arguments import make_env
+from swath.collectors.single import Collector
+from swath.envs.base import EnvBase
+from swath.envs.serial import SerialEnv
+from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.layout import Key
+from swath.workers.blocks import BlockLayout
+from swath.workers.board import Page
+from swath.workers.channel import Channel, pack
+from swath.workers.memory import map_descriptor
+from swath.workers.orders import Blueprint, Description, Life, Order, Ready
+from swath.workers.seeding import derived_seed, seed_process
+
+
+class _Aborted(Exception):
+    """The batch under way is not wanted any more."""
+
+
+class WorkerMail:
+    """``rollout.loop.Mail`` over a worker's board and channel."""
+
+    def __init__(self, page: Page, read: Callable[[], None]) -> None:
+        self.waiting = page.waiting
+        self.beat = page.beat
+        self.stop_requested = False
+        self.policy_version = 0
+        self.first_step = 0
+        self._page = page
+        self.read = read
+        #: Of the only lane; several lanes commit their batch as a whole.
+        self.ids: TrajectoryIds | None = None
+
+    def commit(self, num_steps: int) -> None:
+        if self.ids is not None:
+            self._page.write(next_traj_id=self.ids.next_id, committed=self.first_step + num_steps)
+
+
+@dataclass
+class Lane:
+    """A collector, and the members of this worker that it serves."""
+
+    collector: Collector
+    members: range
+    ids: TrajectoryIds
+    fragments_told: set[int] = field(default_factory=set)
+
+    @property
+    def num_envs(self) -> int:
+        return self.collector.env.batch_size.numel()
+
+    def first_env(self) -> EnvBase:
+        env = self.collector.env
+        return env.children[0] if len(self.members) > 1 else env
+
+
+class Worker:
+    """Follows orders until it is told to leave, or its owner is gone."""
+
+    def __init__(self, channel: Channel, page: Page, blueprint: Blueprint, life: Life) -> None:
+        self._channel = channel
+        self._page = page
+        self._blueprint = blueprint
+        self._life = life
+        self._mail = WorkerMail(page, self._read_waiting)
+        self._orders: deque[Order] = deque()
+        self._current: Order | None = None
+        self._unwanted = False
+        self._receivers: Mapping[str, Any] = {}
+        self._blocks: dict[int, tuple[torch.Tensor, BlockLayout]] = {}
+        self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
+        self.leaving = False
+        self.lanes: list[Lane] = []
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    def build(self) -> Description:
+        plan = self._blueprint
+        torch.set_num_threads(plan.num_threads)
+        seed_process(plan.base_seed, plan.worker, self._life.number)
+        if plan.init_fn is not None:
+            plan.init_fn()
+        envs: list[EnvBase] = []
+        self._made: list[EnvBase] = envs
+        for member, factory, kwargs in zip(plan.members, plan.factories, plan.env_kwargs, strict=True):
+            try:
+                envs.append(make_env(factory, kwargs))
+            except Exception as error:
+                error.add_note(f"swath: raised while env {member} was made")
+                raise
+        self.policy = plan.policy if plan.policy_factory is None else plan.policy_factory()
+        merged = len(envs) > 1 and all(not env.batch_size for env in envs)
+        if merged:
+            shared = SerialEnv(len(envs), [lambda env=env: env for env in envs])
+            lanes = [(shared, plan.members)]
+        else:
+            lanes = [(env, range(member, member + 1)) for env, member in zip(envs, plan.members, strict=True)]
+        for env, members in lanes:
+            env.first_index = members.start if not envs[0].batch_size else 0
+            self.lanes.append(self._make_lane(env, members))
+        self._mail.ids = self.lanes[0].ids if len(self.lanes) == 1 else None
+        first = self.lanes[0].collector
+        self._page.write(started_at=time.monotonic())
+        return Description(
+            env_size=envs[0].batch_size,
+            fields=tuple(first.fields),
+            env=str(envs[0]),
+            merged=merged,
+            has_weights=isinstance(first.policy, torch.nn.Module),
+        )
+
+    def _make_lane(self, env: EnvBase, members: range) -> Lane:
+        plan = self._blueprint
+        # Ids that are equal to the member's number, modulo the number of members, are this lane's.
+        rounds = max(0, -(-(self._life.first_traj_id - members.start) // plan.num_members))
+        ids = TrajectoryIds(members.start + rounds * plan.num_members, plan.num_members)
+        envs_per_member = max(1, env.batch_size.numel() // len(members))
+        steps = -(-plan.frames // envs_per_member)
+        try:
+            collector = plan.collector_class(
+                env,
+                self.policy,
+                frames_per_batch=steps * env.batch_size.numel(),
+                total_frames=-1,
+                worker_idx=plan.worker,
+                traj_pool=ids,
+                mail=self._mail,
+                **plan.collector_kwargs,
+            )
+        except Exception as error:
+            if len(members) > 1:
+                error.add_note(
+                    f"swath: {len(members)} envs share this worker and a policy call, so the policy gets batches of "
+                    f"{len(members)}; num_workers={plan.num_members} gives each env a worker of its own"
+                )
+            raise
+        return Lane(collector, members, ids)
+
+    def connect(self, receivers: Mapping[str, Any]) -> None:
+        """Take weights from these schemes, by the id of the model."""
+        self._receivers = receivers
+        for model_id, scheme in receivers.items():
+            scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self._blueprint.worker)
+            scheme.connect(worker_idx=self._blueprint.worker)
+
+    def get_models(self, model_id: str) -> list[Any]:
+        """The modules behind an id: "policy", or a path such as "env.transform[0]" in every collector."""
+        if model_id == "policy":
+            return list({id(lane.collector.policy): lane.collector.policy for lane in self.lanes}.values())
+        return [resolve_path(lane.collector, model_id) for lane in self.lanes]
+
+    def weights_applied(self, model_id: str, version: int | None) -> None:
+        """Called by a scheme, before it acknowledges."""
+        self._mail.policy_version = self._mail.policy_version + 1 if version is None else version
+        self._page.write(policy_version=self._mail.policy_version)
+        for lane in self.lanes:
+            lane.collector._policy_version = self._mail.policy_version
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        while not self.leaving:
+            if self._orders:
+                self._collect(self._orders.popleft())
+            else:
+                self._handle(*self._channel.receive())
+
+    def _read_waiting(self) -> None:
+        """Between two steps: do what is asked."""
+        self._page.waiting[0] = 0  # before reading, so that nothing is missed
+        while self._channel.has_message():
+            self._handle(*self._channel.receive())
+        if self._unwanted or self.leaving:
+            raise _Aborted
+
+    def _handle(self, kind: str, *arguments: Any) -> None:
+        getattr(self, f"_on_{kind}")(*arguments)
+
+    def _on_collect(self, order: tuple[Any, ...]) -> None:
+        self._orders.append(Order(*order))
+
+    def _on_map(self, number: int, layout: BlockLayout) -> None:
+        descriptor = self._channel.receive_descriptor()
+        self._blocks[number] = map_descriptor(descriptor, layout.num_bytes), layout
+        os.close(descriptor)
+
+    def _on_forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._blocks.pop(number, None)
+        self._views.clear()
+
+    def _on_weights(self, model_id: str) -> None:
+        scheme = self._receivers[model_id]
+        scheme.receive(timeout=scheme.timeout_s)
+
+    def _on_void(self) -> None:
+        """Nothing that was ordered before is wanted."""
+        self._orders.clear()
+        self._unwanted = self._current is not None
+
+    def _on_stop(self, number: int) -> None:
+        if self._current is not None and self._current.number == number:
+            self._mail.stop_requested = True
+
+    def _on_close(self) -> None:
+        self.leaving = True
+
+    def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            answer = True, getattr(self, name)(*args, **kwargs)
+        except Exception as error:
+            answer = False, pack(error)
+        try:
+            self._channel.send_anything("reply", number, *answer)
+        except Exception as error:
+            error.add_note(f"swath: what {name} returned in the worker cannot be sent")
+            self._channel.send("reply", number, False, pack(error))
+
+    def _collect(self, order: Order) -> None:
+        page, mail = self._page, self._mail
+        self._current, self._unwanted, mail.stop_requested = order, False, False
+        mail.first_step = order.first_step
+        started, cpu_s, switches = time.monotonic(), time.process_time(), _voluntary_switches()
+        page.write(busy_since=started, committed=order.first_step)
+        page.add(batches=1)
+        steps: list[int] = []
+        try:
+            for lane, part, num_steps, random_frames in self._parts(order):
+                steps.append(lane.collector.collect_into(part, num_steps, random_frames) if num_steps else 0)
+        except _Aborted:
+            return
+        except Exception as error:
+            self._give_up(order, error, steps)
+            return
+        finally:
+            self._current = None
+            now = time.monotonic()
+            page.write(busy_since=0.0)
+            page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
+        versions, fragments = self._after(order, steps)
+        self._channel.send("ready", *Ready(order.number, steps, versions, fragments))
+
+    def _parts(self, order: Order) -> list[tuple[Lane, dict[Key, torch.Tensor], int, int]]:
+        """For each lane: where to write, how many steps, how many random frames."""
+        memory, layout = self._blocks[order.block]
+        key = order.block, order.steps
+        if key not in self._views:
+            self._views[key] = layout.leaves(memory, order.steps)
+        leaves = self._views[key]
+        parts = []
+        first_row, num_rows = 0, sum(lane.num_envs for lane in self.lanes)
+        random_steps, mixed = divmod(order.random_frames, num_rows)
+        for lane in self.lanes:
+            start = order.members.start + lane.members.start - self._blueprint.members.start
+            members = range(start, start + len(lane.members))
+            part = layout.part(leaves, members, order.steps, order.first_step)
+            # The first envs get what does not fill a step of all.
+            random_frames = random_steps * lane.num_envs + min(max(mixed - first_row, 0), lane.num_envs)
+            parts.append((lane, part, order.steps[start] - order.first_step, random_frames))
+            first_row += lane.num_envs
+        return parts
+
+    def _after(self, order: Order, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+        """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
+        fragments: list[int] = []
+        env_s = policy_s = frames = 0.0
+        next_id = 0
+        for lane, taken in zip(self.lanes, steps, strict=True):
+            rollout = lane.collector._rollout
+            frames += taken * lane.num_envs
+            env_s += rollout.timing.env_s  # type: ignore[union-attr]
+            policy_s += rollout.timing.policy_s  # type: ignore[union-attr]
+            next_id = max(next_id, lane.ids.next_id)
+            new = rollout.boundaries.fragments - lane.fragments_told
+            lane.fragments_told |= new
+            fragments += new
+        self._page.write(env_s=env_s, policy_s=policy_s, next_traj_id=next_id, committed=0)
+        self._page.add(frames=frames, steps=sum(steps))
+        versions = self.lanes[0].collector._rollout.versions
+        if order.first_step:
+            versions = [(max(step, 0) + order.first_step, version) for step, version in versions]
+        return versions, fragments
+
+    def _give_up(self, order: Order, error: Exception, steps: list[int]) -> None:
+        """An env or the policy raised: say so, with what was complete before it, and leave."""
+        with suppress(Exception):
+            steps.append(self.lanes[len(steps)].collector.salvage_into())
+        steps += [0] * (len(self.lanes) - len(steps))
+        self._channel.send("failed", order.number, pack(error), [step + order.first_step for step in steps])
+        self.leaving = True
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool) -> int | None:
+        following: int | None = seed
+        for lane in self.lanes:
+            following = lane.collector.set_seed(seed, static_seed)
+            # Envs may be alike where that was asked for; what workers draw by themselves may not.
+            lane.collector._random_stream.seed(derived_seed(seed, lane.members.start))
+            seed = seed if following is None else following
+        seed_process(seed, self._blueprint.worker)
+        return following
+
+    def reset(self, members: Sequence[int], **kwargs: Any) -> list[int]:
+        """Start anew; the ids of the trajectories that are cut by it."""
+        cut: list[int] = []
+        for lane in self.lanes:
+            each = lane.num_envs // len(lane.members)
+            rows = [row for row in range(lane.num_envs) if lane.members[row // each] in members]
+            if rows:
+                cut += lane.collector._rollout.boundaries.traj_ids[rows].tolist()
+                lane.collector.reset(None if len(rows) == lane.num_envs else rows, **kwargs)
+        return cut
+
+    def state_dict(self) -> dict[str, Any]:
+        states = [lane.collector.state_dict() for lane in self.lanes]
+        return states[0] if len(states) == 1 else {f"lane{i}": state for i, state in enumerate(states)}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
+        for i, lane in enumerate(self.lanes):
+            own = state if len(self.lanes) == 1 else state[f"lane{i}"]
+            lane.collector.load_state_dict(own, strict)
+        self._mail.policy_version = self.lanes[0].collector._policy_version
+        self._page.write(policy_version=self._mail.policy_version)
+
+    def getattr_env(self, name: str) -> Any:
+        return getattr(self.lanes[0].first_env(), name)
+
+    def getattr_policy(self, name: str) -> Any:
+        return getattr(self.lanes[0].collector.policy, name)
+
+    def get_distant_attr(self, path: str) -> Any:
+        return self.lanes[0].collector.get_distant_attr(path)[0]
+
+    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        results = [lane.collector.cascade_execute(path, *args, **kwargs) for lane in self.lanes]
+        return results[0] if len(results) == 1 else results
+
+    def measure_steps(self, seconds: float) -> tuple[float, float]:
+        """Collect for a while, and throw it away: wall and CPU seconds."""
+        collector = self.lanes[0].collector
+        collector.rollout()
+        started, cpu_s = time.monotonic(), time.process_time()
+        while time.monotonic() - started < seconds:
+            collector.rollout()
+        return time.monotonic() - started, time.process_time() - cpu_s
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        for scheme in self._receivers.values():
+            with suppress(Exception):
+                scheme.shutdown()
+        for lane in self.lanes:
+            lane.collector.shutdown(raise_on_error=False)
+        for env in getattr(self, "_made", ()):
+            with suppress(Exception):
+                env.close(raise_if_closed=False)
+
+
+def resolve_path(root: Any, path: str) -> Any:
+    """``"env.transform[0]"`` in an object.
+
+    >>> resolve_path([[1, 2]], "[0][1]")
+    2
+    """
+    value = root
+    for part in path.replace("[", ".[").split("."):
+        if part.startswith("["):
+            value = value[int(part[1:-1])]
+        elif part:
+            value = getattr(value, part)
+    return value
+
+
+def _voluntary_switches() -> int:
+    """How often this process gave the core away because it had to wait."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
