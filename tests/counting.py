@@ -11,7 +11,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 
-from swath.envs import Composite, EnvBase, OneHot, Unbounded
+from swath.envs import Composite, EnvBase, GymWrapper, OneHot, Unbounded
 
 
 class CountingEnv(gymnasium.Env):
@@ -147,3 +147,36 @@ def assert_same(got: TensorDict, expected: TensorDict) -> None:
             raise AssertionError(
                 f"{key} differs first in env {env}, step {step}: {mine[env, step]} {theirs[env, step]}"
             )
+
+
+def make_counting(longest: int = 50) -> EnvBase:
+    return GymWrapper(CountingEnv(longest))
+
+
+def assert_consistent(batches: list[TensorDict]) -> None:
+    """What must hold of ``CountingEnv``'s data whoever collected it: batches ``[..., T]`` of frames in order.
+
+    Within a trajectory steps count up by one from 0, roots follow from what was next, and only its last step is done.
+    """
+    rows: dict[int, list[TensorDict]] = {}
+    for batch in batches:
+        for row in batch.reshape(-1, batch.shape[-1]) if batch.ndim > 1 else batch.unsqueeze(0):
+            for frame_ids in (row["collector", "traj_ids"],):
+                for traj_id in frame_ids.unique(sorted=False).tolist():
+                    rows.setdefault(traj_id, []).append(row[frame_ids == traj_id])
+    for traj_id, pieces in rows.items():
+        trajectory = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        observation, after = trajectory["observation"], trajectory["next", "observation"]
+        steps = torch.arange(len(trajectory), dtype=torch.float32)
+        assert torch.equal(observation[:, 1], steps), (traj_id, observation[:, 1])
+        assert torch.equal(after[:, 1], steps + 1), traj_id
+        assert torch.equal(observation[1:], after[:-1]), traj_id
+        assert len(observation[:, 0].unique()) == 1, traj_id
+        taken = trajectory["action"].argmax(-1).to(torch.float32)
+        assert torch.equal(after[:, 2], taken), traj_id
+        assert torch.equal(trajectory["next", "reward"].squeeze(-1), steps + 1 + 0.25 * taken), traj_id
+        done = trajectory["next", "done"].squeeze(-1)
+        assert not done[:-1].any(), traj_id
+        flags = trajectory["next", "terminated"] | trajectory["next", "truncated"]
+        assert torch.equal(flags, trajectory["next", "done"]), traj_id
+        assert not trajectory["done"].any()

@@ -21,7 +21,7 @@ from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 
 from counting import CountingEnv, CountingTensorDictEnv, assert_same
-from policies_for_tests import actor_critic, deterministic, recurrent, stochastic
+from policies_for_tests import Marking, actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import Collector, RandomPolicy
 from swath.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, Unbounded
 from swath.errors import CollectorClosed, EnvDataError, NonFiniteData
@@ -38,13 +38,6 @@ def collect(env: Any, policy: Any = None, **kwargs: Any) -> list[TensorDict]:
 
 
 # -- counts ----------------------------------------------------------------------------------------------------------
-
-
-class Marking(nn.Module):
-    """Writes a mark that random frames, where the policy is not called, do not have."""
-
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return observation[..., :3], torch.ones(observation.shape[:-1])
 
 
 @pytest.mark.filterwarnings("ignore:frames_per_batch=")

@@ -20,12 +20,15 @@ from swath.errors import CollectorClosed, EnvError
 from swath.rollout.layout import Key, nested
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.weights import choose_sources
+from swath.workers.blocks import BlockPool
 from swath.workers.fleet import Fleet, Member
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
 from swath.workers.orders import Blueprint, Description, Order
 from swath.workers.seeding import derived_seed, draw_base_seed
 from swath.workers.start import StartMethod, check_start_method
 
+WORKER: Key = ("collector", "worker")
+ENV: Key = ("collector", "env")
 #: ``num_workers="auto"`` looks for so long at how the first env spends its time.
 _SECONDS_TO_MEASURE = 0.5
 #: A step that computes for less than this share of its time is one that waits.
@@ -55,7 +58,8 @@ class MultiCollector(BaseCollector):
         mp_start_method: "forkserver", "spawn" or "fork".
         restart_workers: how often a worker that died, raised or hangs is started again.
         step_timeout_s: how long a step may take before its worker counts as hanging; None for ever.
-        track_worker: write the worker's number into ``("collector", "worker")``.
+        track_worker, track_env: write the worker's, or the env's, number into ``("collector", "worker")`` or
+            ``("collector", "env")``.
 
     Raises:
         WorkerDied, WorkerHangs: see ``swath.errors``; what an env or a policy raises keeps its type.
@@ -111,6 +115,7 @@ class MultiCollector(BaseCollector):
         track_policy_version: bool = False,
         track_traj_ids: bool = True,
         track_worker: bool = False,
+        track_env: bool = False,
         compact_obs: bool = False,
         trajs_per_batch: int | None = None,
         traj_format: TrajFormat | None = "padded",
@@ -174,7 +179,7 @@ class MultiCollector(BaseCollector):
         )
         self.policy = policy
         self._method: StartMethod = method
-        self._track_worker = track_worker
+        self._tracked = [key for key, wanted in ((WORKER, track_worker), (ENV, track_env)) if wanted]
         self._interruptor = interruptor
         self.update_at_each_batch = update_at_each_batch
         self._policy_version = 0
@@ -227,16 +232,17 @@ class MultiCollector(BaseCollector):
         self._crew = Crew(members, spread(members, num_workers, envs_per_worker))
         self._storing = members[0].devices.storing
         self._schemes = self._make_schemes(weight_sync_schemes, policy, policy_factory)
-        self._fleet = Fleet(
-            blueprints(self._crew),
-            method=method,
-            receivers=self._halves_for,
-            started=self._scheme_halves_are_out,
-            restarts=int(restart_workers),
-            step_timeout_s=step_timeout_s,
-            on_restart=self._welcome_back,
-        )
+        self._fleet: Fleet = None  # type: ignore[assignment]
         try:
+            self._fleet = Fleet(
+                blueprints(self._crew),
+                method=method,
+                receivers=self._halves_for,
+                started=self._scheme_halves_are_out,
+                restarts=int(restart_workers),
+                step_timeout_s=step_timeout_s,
+                on_restart=self._welcome_back,
+            )
             self._description = self._agree()
             budget = self._set_up(total_frames)
             if set_truncated and ("next", "truncated") not in {f.key for f in self._description.fields}:
@@ -258,7 +264,10 @@ class MultiCollector(BaseCollector):
                 self._threads_before = torch.get_num_threads()
                 torch.set_num_threads(int(num_threads))
         except BaseException:
-            self._fleet.shutdown(timeout_s=1.0)
+            for scheme in self._schemes.values():
+                scheme.shutdown()
+            if self._fleet is not None:
+                self._fleet.shutdown(timeout_s=1.0)
             raise
 
     # -- for subclasses --------------------------------------------------------------------------------------------
@@ -269,6 +278,9 @@ class MultiCollector(BaseCollector):
     def _set_up(self, total_frames: Any) -> Budget:
         """Prepare memory for what the workers describe."""
         raise NotImplementedError
+
+    #: The blocks that batches are delivered in.
+    _pools: Sequence[BlockPool] = ()
 
     def _discard(self) -> None:
         """Forget what is under way: workers were told so."""
@@ -641,6 +653,8 @@ class MultiCollector(BaseCollector):
         for scheme in self._schemes.values():
             scheme.shutdown()
         self._fleet.shutdown(self._shutdown_timeout)
+        for pool in self._pools:
+            pool.close()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
 
@@ -648,6 +662,8 @@ class MultiCollector(BaseCollector):
         self.shutdown(raise_on_error=False)
 
     def __repr__(self) -> str:
+        if "_budget" not in self.__dict__:
+            return f"{type(self).__name__}(not started)"
         policy = "policy_factory" if self.policy is None else type(self.policy).__name__
         return (
             f"{type(self).__name__}({self._crew.layout}, policy={policy}, "

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.collectors.base import Budget
-from swath.collectors.multi import MultiCollector, random_share
-from swath.collectors.multi_sync import WORKER, mark_broken
+from swath.collectors.multi import WORKER, MultiCollector, random_share
+from swath.collectors.multi_sync import mark_broken
 from swath.errors import NoLength
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
@@ -240,8 +240,11 @@ class MultiAsyncCollector(MultiCollector):
     def _cut(self, worker: int, pending: _Pending, ready: Ready) -> list[_Piece]:
         layout, order = self._layouts[worker], pending.order
         leaves = self._pools[worker].lend(pending.block, order.steps)
-        if self._track_worker:
-            leaves[WORKER] = torch.full((layout.num_envs, order.steps[0]), worker)
+        for key in self._tracked:
+            first_env = self._crew.layout.members[worker].start * layout.envs_per_member
+            numbers = torch.arange(first_env, first_env + layout.num_envs)
+            numbers = torch.full_like(numbers, worker) if key == WORKER else numbers
+            leaves[key] = numbers.unsqueeze(1).repeat(1, order.steps[0])
         each = layout.envs_per_member
         pieces = []
         random_left = pending.random_frames

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.collectors.base import Budget
-from swath.collectors.multi import MultiCollector
+from swath.collectors.multi import WORKER, MultiCollector
 from swath.errors import NoLength
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
@@ -20,7 +20,6 @@ from swath.workers.fleet import Member
 from swath.workers.orders import Order, Ready
 
 MASK: Key = ("collector", "mask")
-WORKER: Key = ("collector", "worker")
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 #: How long the others may take to stop when one worker failed.
@@ -85,6 +84,7 @@ class MultiSyncCollector(MultiCollector):
             )
         self._layout = BlockLayout(self._description.fields, env_size, steps, self._join_in_time)
         self._pool = BlockPool(self._layout)
+        self._pools = [self._pool]
         self._batch: _Batch | None = None
         self._warn_of_rounding(self._layout.frames_per_batch)
         return Budget.resolve(
@@ -221,10 +221,12 @@ class MultiSyncCollector(MultiCollector):
 
     def _deliver(self, batch: _Batch, num_envs: int | None) -> TensorDictBase:
         leaves = self._pool.lend(batch.block, batch.steps)
-        if self._track_worker:
-            leaves[WORKER] = self._worker_numbers(batch.steps)
+        for key in self._tracked:
+            leaves[key] = self._numbers(key, batch.steps)
         steps = self._steps_of_members(batch)
         if num_envs is not None:
+            if self._threshold < 1 and not self._join_in_time:
+                leaves[MASK] = self._mask_missing(leaves, steps)
             return self._few_envs(leaves, num_envs)
         complete = steps == list(batch.steps)
         if not complete and (self._threshold == 1 or self._join_in_time):
@@ -247,13 +249,17 @@ class MultiSyncCollector(MultiCollector):
             return tuple(size)
         return (count, *size) if self._cat == "stack" else (count * size[0], *size[1:])
 
-    def _worker_numbers(self, steps: Sequence[int]) -> torch.Tensor:
-        """Which worker each frame is from, in the arrangement of a block."""
+    def _numbers(self, key: Key, steps: Sequence[int]) -> torch.Tensor:
+        """Which worker, or which env, each frame is from, in the arrangement of a block."""
         each = self._layout.envs_per_member
-        numbers = torch.tensor([self._crew.layout.worker_of(member) for member in range(len(steps))])
+        members = torch.arange(len(steps))
+        numbers = members.unsqueeze(1) * each + torch.arange(each)  # [members, envs of each]
+        if key == WORKER:
+            numbers = torch.tensor([self._crew.layout.worker_of(member) for member in members]).unsqueeze(1)
+        numbers = numbers.expand(-1, each)
         if self._join_in_time:
-            return numbers.repeat_interleave(torch.tensor(steps)).expand(each, -1).contiguous()
-        return numbers.repeat_interleave(each).unsqueeze(1).expand(-1, steps[0]).contiguous()
+            return numbers.repeat_interleave(torch.tensor(steps), 0).T.contiguous()
+        return numbers.reshape(-1, 1).repeat(1, steps[0])
 
     def _few_envs(self, leaves: dict[Key, torch.Tensor], num_envs: int) -> TensorDictBase:
         """One step of the first few envs: what is left at the end."""

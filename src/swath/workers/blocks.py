@@ -118,7 +118,7 @@ class BlockPool:
         self._next_number = first_number
         self._stride = stride
         self._free: list[Block] = []
-        self._num_lent = 0
+        self._lent: dict[int, Block] = {}
         #: Filled by finalizers, which may run in any thread and at any time.
         self._returned: deque[Block] = deque()
         #: Numbers of blocks that are gone, for workers to unmap.
@@ -127,8 +127,9 @@ class BlockPool:
     def take(self) -> Block:
         """A block to be written."""
         while self._returned:
-            self._num_lent -= 1
-            self.give_back(self._returned.popleft())
+            block = self._returned.popleft()
+            self._lent.pop(block.number, None)
+            self.give_back(block)
         if self._free:
             return self._free.pop()
         block = Block(self._next_number, self.layout.num_bytes)
@@ -144,9 +145,16 @@ class BlockPool:
 
     def lend(self, block: Block, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
         """The leaves of a block for the consumer; when the last tensor on it is gone, it can be taken again."""
-        self._num_lent += 1
-        if self._num_lent > _MOST_LENT:
+        self._lent[block.number] = block
+        if len(self._lent) > _MOST_LENT:
             block.memory.close_descriptor()
         array = block.memory.bytes_.numpy()
         weakref.finalize(array, self._returned.append, block).atexit = False
         return self.layout.leaves(torch.from_numpy(array), steps)
+
+    def close(self) -> None:
+        """No block is needed any more; the consumer keeps those that it has."""
+        for block in self._lent.values():
+            block.memory.close_descriptor()
+        self._lent.clear()
+        self._free.clear()

@@ -396,6 +396,7 @@ class Fleet:
                 member.process = None
             if member.channel is not None:
                 member.channel.close()
+        self._board.close_descriptor()
 
 
 def _is_alive(process: Any) -> bool:
