@@ -20,3 +20,13 @@ def check_episodes(data: Dataset) -> None:
         for flag in ("terminated", "truncated"):
             assert frames["next", flag][-1].item() is row[flag]
     assert (covered == 1).all()
+
+
+def check_steps(data: Dataset) -> None:
+    """Each env's frames are in one piece and in the order of time; its first observation counts its steps."""
+    start = 0
+    for count in data.metadata["frames_per_env"]:
+        steps = data.frames["next", "observation"][start : start + count, 0]
+        assert steps.tolist() == list(range(1, count + 1))
+        start += count
+    assert start == len(data.frames)

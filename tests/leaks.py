@@ -42,7 +42,8 @@ def descriptors() -> int:
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """Named memory. (Named semaphores are left out: swath makes none, other programs on the machine may.)"""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:

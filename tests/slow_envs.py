@@ -1,4 +1,4 @@
-"""Envs that wait, raise, hang, or die."""
+"""Envs that wait, raise, hang, or die; and functions that must be importable in another process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from counting import CountingEnv
 from swath.envs import EnvBase, GymWrapper
+from swath.weight_update import WeightSyncScheme
 
 
 class _Sleeping(CountingEnv):
@@ -61,3 +64,53 @@ def WaitsForFile(switch: Switch, after: int) -> EnvBase:
 def released() -> Iterator[Switch]:
     with tempfile.TemporaryDirectory() as folder:
         yield Switch(os.path.join(folder, "go"))
+
+
+def receive_in_a_process(scheme: WeightSyncScheme, index: int, results: Any) -> None:
+    model = nn.Linear(2, 1)
+    scheme.init_on_receiver(model_id="policy", model=model, worker_idx=index)
+    scheme.connect(worker_idx=index)
+    results.send(model.weight.tolist())
+    while scheme.receive(timeout=10) is not None:
+        results.send(model.weight.tolist())
+        if float(model.weight[0, 0].detach()) == 99:
+            break
+    scheme.shutdown()
+
+
+class _Fails(CountingEnv):
+    """Does something bad at a step (or in its reset, at step -1)."""
+
+    def __init__(self, at: int, deed: Any) -> None:
+        super().__init__(10**6)
+        self.at = at
+        self.deed = deed
+        self.taken = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.at == -1:
+            self.deed()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self.taken == self.at:
+            self.deed()
+        self.taken += 1
+        return super().step(action)
+
+
+def Fails(at: int, deed: Any) -> EnvBase:
+    return GymWrapper(_Fails(at, deed))
+
+
+class Unpicklable(Exception):
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(f"{name} is {number}")
+        self.handle = lambda: number
+
+
+class NeedsTwo(Exception):
+    """Can be pickled, and not be unpickled."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(f"{name} is {number}")

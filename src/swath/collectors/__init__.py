@@ -8,6 +8,12 @@ from swath.collectors.profiling import ProfileConfig
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import split_trajectories
 from swath.modules.random_policy import RandomPolicy
+from swath.weight_update.updaters import (
+    MultiProcessedWeightUpdater,
+    RemoteModuleWeightUpdater,
+    VanillaWeightUpdater,
+    WeightUpdaterBase,
+)
 
 __all__ = [
     "AsyncCollector",
@@ -15,8 +21,12 @@ __all__ = [
     "Collector",
     "MultiAsyncCollector",
     "MultiCollector",
+    "MultiProcessedWeightUpdater",
     "MultiSyncCollector",
     "ProfileConfig",
     "RandomPolicy",
+    "RemoteModuleWeightUpdater",
+    "VanillaWeightUpdater",
+    "WeightUpdaterBase",
     "split_trajectories",
 ]

@@ -26,7 +26,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "local_init_rb": (None, True, False),
     **dict.fromkeys(
         [
-            "weight_updater",
             "weight_sync_schemes",
             "weight_recv_schemes",
             "auto_register_policy_transforms",

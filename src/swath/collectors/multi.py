@@ -19,7 +19,8 @@ from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError
 from swath.rollout.layout import Key, nested
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
-from swath.weight_update.weights import choose_sources
+from swath.weight_update.updaters import adopt_updater
+from swath.weight_update.weights import choose_sources, fitting_weights
 from swath.workers.blocks import BlockPool
 from swath.workers.fleet import Fleet, Member
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
@@ -258,7 +259,7 @@ class MultiCollector(BaseCollector):
                 scheme.connect()
             if policy is not None and policy_factory is not None:
                 self._schemes["policy"].send(policy, version=0)
-            self._updater = self._adopt_updater(weight_updater)
+            self._updater = adopt_updater(weight_updater, self)
             self._threads_before: int | None = None
             if num_threads is not None:
                 self._threads_before = torch.get_num_threads()
@@ -450,13 +451,14 @@ class MultiCollector(BaseCollector):
             self._updater.push_weights(sources["policy"], worker_ids)
             return
         for name in sources:
-            if name not in self._schemes:
-                self._refuse_model(name, sources[name])
-        self._policy_version += 1
-        for name, source in sources.items():
             if name in self._schemes:
-                self._check_source(name, source)
-                self._schemes[name].send(source, worker_ids, version=self._policy_version)
+                self._check_source(name, sources[name])
+            else:
+                self._refuse_model(name, sources[name])
+        sent = {name: source for name, source in sources.items() if name in self._schemes}
+        self._policy_version += bool(sent)
+        for name, source in sent.items():
+            self._schemes[name].send(source, worker_ids, version=self._policy_version)
 
     def _refuse_model(self, name: str, source: Any) -> None:
         if name != "policy":
@@ -473,20 +475,15 @@ class MultiCollector(BaseCollector):
                 "update_policy_weights_: the policy was made by policy_factory in the workers, so there are no weights "
                 "here to send; give them, or give policy= as well as policy_factory="
             )
-
-    def _adopt_updater(self, updater: Any) -> Any:
-        if updater is None:
-            return None
-        warnings.warn("weight_updater= is deprecated; use weight_sync_schemes=", DeprecationWarning, stacklevel=4)
-        if not hasattr(updater, "push_weights"):
-            if not callable(updater):
-                raise TypeError(f"weight_updater must be a WeightUpdaterBase or make one, got {type(updater).__name__}")
-            updater = updater()
-        updater.register_collector(self)
-        return updater
+        if source is not None and name == "policy" and isinstance(self.policy, torch.nn.Module):
+            is_per_worker = isinstance(source, dict) and all(isinstance(key, int) for key in source)
+            for each in source.values() if is_per_worker else [source]:
+                fitting_weights(self.policy, each)  # before any worker gets some of it
 
     def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
         """Weights of the policy, for updaters."""
+        if "policy" not in self._schemes:
+            self._refuse_model("policy", weights)
         self._policy_version += 1
         self._schemes["policy"].send(weights, worker_ids, version=self._policy_version)
 

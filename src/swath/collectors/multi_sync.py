@@ -194,7 +194,7 @@ class MultiSyncCollector(MultiCollector):
         self._batch = None
         for member in self._fleet.members:
             self._fleet.send(member, "void", wake=True)
-        self._pool.gone.append(batch.block.number)
+        self._pool.forget(batch.block)
 
     def _discard(self) -> None:
         self._fleet.arrived.clear()
@@ -255,7 +255,7 @@ class MultiSyncCollector(MultiCollector):
         members = torch.arange(len(steps))
         numbers = members.unsqueeze(1) * each + torch.arange(each)  # [members, envs of each]
         if key == WORKER:
-            numbers = torch.tensor([self._crew.layout.worker_of(member) for member in members]).unsqueeze(1)
+            numbers = torch.tensor([self._crew.layout.worker_of(member) for member in range(len(steps))]).unsqueeze(1)
         numbers = numbers.expand(-1, each)
         if self._join_in_time:
             return numbers.repeat_interleave(torch.tensor(steps), 0).T.contiguous()

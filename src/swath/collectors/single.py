@@ -35,6 +35,7 @@ from swath.rollout.delivery import Stamps, batch_fields
 from swath.rollout.layout import CPU, Field, Key
 from swath.rollout.loop import Mail, Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
+from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import apply_weights, choose_source
 
 
@@ -66,6 +67,7 @@ class Collector(BaseCollector):
         trajs_per_batch: deliver so many whole episodes at a time, "padded" or "cat" (``traj_format``).
         check_finite: raise on NaN and infinity.
         pre_collect_hook, post_collect_hook: called before a batch, and with it.
+        weight_updater: the older way to say how weights get into the policy.
         replay_buffer: its ``extend`` gets every batch; iteration then yields None.
         worker_idx, traj_pool, mail: for a collector inside of a worker: its number, where trajectory ids come from,
             and how its owner reaches it.
@@ -104,6 +106,7 @@ class Collector(BaseCollector):
         set_truncated: bool = False,
         use_buffers: bool | None = None,
         replay_buffer: Any = None,
+        weight_updater: Any = None,
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
@@ -178,6 +181,7 @@ class Collector(BaseCollector):
         self._profiler: RolloutProfiler | None = None
         self._stop = None if interruptor is None else interruptor.collection_stopped
         self._no_cuda_sync = no_cuda_sync
+        self._updater = adopt_updater(weight_updater, self)
 
     def _set_up(
         self,
@@ -367,6 +371,9 @@ class Collector(BaseCollector):
         if worker_ids not in (None, 0, [0]):
             raise ValueError(f"a Collector has one worker, 0; there is no worker {worker_ids}")
         source = choose_source(policy_or_weights, weights, policy, weights_dict, model_id)
+        if self._updater is not None:
+            self._updater.push_weights(source)
+            return
         if source is None:
             source = self._given_policy
             # The user's own object collects: what was trained is in it already.
@@ -375,6 +382,11 @@ class Collector(BaseCollector):
                 return
         if source is not self.policy:
             apply_weights(self.policy, source)
+        self._policy_version += 1
+
+    def send_weights(self, weights: Any, worker_ids: Any = None) -> None:
+        """Weights of the policy, for updaters."""
+        apply_weights(self.policy, weights)
         self._policy_version += 1
 
     @property

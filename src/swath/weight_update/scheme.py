@@ -29,6 +29,7 @@ from swath.errors import WeightSyncError
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
 from swath.workers.channel import Channel, pack, unpack
+from swath.workers.memory import require_descriptors
 
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -148,6 +149,7 @@ class WeightSyncScheme:
         if end is not None:
             end.close()
         self._unanswered.pop(worker, None)
+        require_descriptors(2, f"connect worker {worker} for weights")
         ours, theirs = Pipe(duplex=True)
         self._channels[worker] = Channel(ours)
         self._worker_ends[worker] = theirs
@@ -256,7 +258,7 @@ class WeightSyncScheme:
         source = weights if weights is not None else self._source()
         if source is None:
             raise RuntimeError("send: there are no weights to send; give them, or a model in init_on_sender")
-        if isinstance(source, Mapping) and source and all(isinstance(name, int) for name in source):
+        if isinstance(source, dict) and source and all(isinstance(name, int) for name in source):
             for worker, own in source.items():
                 self.send(own, [worker], version=version)
             return
@@ -300,6 +302,7 @@ class WeightSyncScheme:
     def finish(self) -> None:
         """Wait until all workers have applied what they were sent."""
         deadline = monotonic() + self.timeout_s
+        failures: list[BaseException] = []
         while self._unanswered:
             context = self._get_context()
             channels = {self._channels[worker].connection: worker for worker in self._unanswered}
@@ -316,25 +319,29 @@ class WeightSyncScheme:
                 )
             for entry in ready:
                 if entry in channels:
-                    self._take_answer(channels[entry])  # type: ignore[index]
+                    failures += self._take_answer(channels[entry])  # type: ignore[index]
             for entry in ready:
                 worker = sentinels.get(entry)  # type: ignore[call-overload]
                 if context is not None and worker in self._unanswered:
                     del self._unanswered[worker]
                     context.worker_gone(worker)
+        if failures:
+            raise failures[0]
 
-    def _take_answer(self, worker: int) -> None:
+    def _take_answer(self, worker: int) -> list[BaseException]:
+        """What went wrong where the weights were applied: nothing, hopefully."""
         try:
             kind, sequence, *details = self._channels[worker].receive()
         except (EOFError, OSError):
             if self._get_context() is None:
                 del self._unanswered[worker]
-                raise WeightSyncError(f"worker {worker} is gone; it did not apply the weights") from None
-            return  # its sentinel will tell
+                return [WeightSyncError(f"worker {worker} is gone; it did not apply the weights")]
+            return []  # its sentinel will tell
         if self._unanswered.get(worker) == sequence:
             del self._unanswered[worker]
         if kind == "failed":
-            raise unpack(details[0], worker, f"worker {worker}, while it applied weights")
+            return [unpack(details[0], worker, f"worker {worker}, while it applied weights")]
+        return []
 
     # -- receiving -------------------------------------------------------------------------------------------------
 

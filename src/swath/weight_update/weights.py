@@ -47,6 +47,17 @@ def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def apply_weights(policy: Any, source: Any) -> None:
     """Copy weights into a policy, in place; all of them or, on any mismatch, none."""
+    with torch.no_grad():
+        for own, given in fitting_weights(policy, source):
+            own.copy_(given)
+
+
+def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A policy's tensors, each with what is to go into it.
+
+    Raises:
+        KeyError, ValueError: these are not weights of this policy.
+    """
     if not isinstance(policy, nn.Module):
         raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
     own = _own_tensors(policy)
@@ -66,9 +77,7 @@ def apply_weights(policy: Any, source: Any) -> None:
                 f"these weights do not fit the policy: {name!r} has shape {tuple(tensor.shape)}, the policy's has "
                 f"{tuple(own[name].shape)}"
             )
-    with torch.no_grad():
-        for name, tensor in given.items():
-            own[name].copy_(tensor)
+    return [(own[name], tensor) for name, tensor in given.items()]
 
 
 def choose_sources(

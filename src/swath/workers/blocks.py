@@ -118,7 +118,8 @@ class BlockPool:
         self._next_number = first_number
         self._stride = stride
         self._free: list[Block] = []
-        self._lent: dict[int, Block] = {}
+        self._all: dict[int, Block] = {}
+        self._lent: set[int] = set()
         #: Filled by finalizers, which may run in any thread and at any time.
         self._returned: deque[Block] = deque()
         #: Numbers of blocks that are gone, for workers to unmap.
@@ -128,24 +129,30 @@ class BlockPool:
         """A block to be written."""
         while self._returned:
             block = self._returned.popleft()
-            self._lent.pop(block.number, None)
+            self._lent.discard(block.number)
             self.give_back(block)
         if self._free:
             return self._free.pop()
-        block = Block(self._next_number, self.layout.num_bytes)
+        block = self._all[self._next_number] = Block(self._next_number, self.layout.num_bytes)
         self._next_number += self._stride
         return block
 
     def give_back(self, block: Block) -> None:
         """A block that nobody looks at any more."""
         if block.memory.descriptor is None or len(self._free) >= _MOST_FREE:
-            self.gone.append(block.number)
+            self.forget(block)
         else:
             self._free.append(block)
 
+    def forget(self, block: Block) -> None:
+        """A block that is not to be used again."""
+        self.gone.append(block.number)
+        self._all.pop(block.number, None)
+        block.memory.close_descriptor()
+
     def lend(self, block: Block, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
         """The leaves of a block for the consumer; when the last tensor on it is gone, it can be taken again."""
-        self._lent[block.number] = block
+        self._lent.add(block.number)
         if len(self._lent) > _MOST_LENT:
             block.memory.close_descriptor()
         array = block.memory.bytes_.numpy()
@@ -154,7 +161,8 @@ class BlockPool:
 
     def close(self) -> None:
         """No block is needed any more; the consumer keeps those that it has."""
-        for block in self._lent.values():
+        for block in self._all.values():
             block.memory.close_descriptor()
+        self._all.clear()
         self._lent.clear()
         self._free.clear()

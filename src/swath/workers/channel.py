@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from swath.errors import WorkerRaised
+from swath.workers import pickling
 
 
 class Channel:
@@ -26,7 +27,7 @@ class Channel:
 
     def send_anything(self, *message: Any) -> None:
         """What may have functions and classes of a script in it."""
-        self.connection.send_bytes(cloudpickle.dumps(message))
+        self.connection.send_bytes(pickling.dumps(message))
 
     def receive(self) -> tuple[Any, ...]:
         return pickle.loads(self.connection.recv_bytes())

@@ -9,20 +9,20 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe, wait
-from typing import Any
+from typing import Any, NoReturn
 
-import cloudpickle
-
-from swath.errors import OutOfSharedMemory, WorkerDied, WorkerHangs
+from swath.errors import WorkerDied, WorkerHangs
+from swath.workers import pickling
 from swath.workers.board import PAGE_BYTES, Page, Shares
 from swath.workers.channel import Channel, unpack
-from swath.workers.memory import SharedMemory, open_descriptors
+from swath.workers.memory import SharedMemory, require_descriptors
 from swath.workers.orders import Blueprint, Description, Life, Ready
 from swath.workers.process import main
 from swath.workers.start import StartMethod, start_process
@@ -30,6 +30,9 @@ from swath.workers.start import StartMethod, start_process
 #: ``shutdown``: how long workers may take to close their envs, and to follow SIGTERM.
 SECONDS_TO_CLOSE = 3.0
 SECONDS_TO_TERMINATE = 0.7
+#: How often to look whether a step takes too long.
+_SECONDS_BETWEEN_LOOKS = 0.2
+_DESCRIPTORS_TO_START = 12
 #: A worker that dies again and again is started again later and later.
 _FIRST_BACK_OFF_S = 0.1
 _LONGEST_BACK_OFF_S = 5.0
@@ -50,7 +53,11 @@ class Member:
     #: The exception that the worker left with, the order it was following, and the steps it completed of it.
     failure: tuple[BaseException, int, list[int]] | None = None
     frames_before: int = 0
-    seen_beat: tuple[int, int, float] = (-1, -1, 0.0)
+    #: Orders and questions that it has not answered.
+    due: int = 0
+    #: Its last sign of life, and when it was seen.
+    beat: tuple[int, int] = (-1, -1)
+    beat_seen_at: float = 0.0
 
     @property
     def number(self) -> int:
@@ -66,6 +73,14 @@ class Member:
         envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
         pid = self.process.pid if self.process is not None else "not started"
         return f"worker {self.number} (pid {pid}, {envs})"
+
+
+class _LostAgain(Exception):
+    """A worker was lost while it was being started again."""
+
+    def __init__(self, member: Member, error: BaseException) -> None:
+        self.member = member
+        self.error = error
 
 
 class Fleet:
@@ -97,6 +112,8 @@ class Fleet:
         self._on_restart = on_restart
         self._board = SharedMemory(PAGE_BYTES * len(blueprints))
         self._num_calls = 0
+        self._reviving: set[int] = set()
+        self._next_look_at = 0.0
         #: Batches that are there and were not taken yet, in the order in which they came.
         self.arrived: deque[tuple[Member, Ready]] = deque()
         #: A forked copy of this process has a copy of this object; the workers are not its children.
@@ -122,6 +139,8 @@ class Fleet:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def _start(self, member: Member) -> None:
+        # A server that is left in the middle of a request ends, and with it what we know of other workers.
+        require_descriptors(_DESCRIPTORS_TO_START, f"start worker {member.number}")
         try:
             ours, theirs = Pipe(duplex=True)
             member.channel = Channel(ours)
@@ -134,13 +153,6 @@ class Fleet:
                 )
             finally:
                 theirs.close()
-        except OSError as error:
-            if error.errno in (23, 24):  # ENFILE, EMFILE
-                raise OutOfSharedMemory(
-                    f"cannot start worker {member.number}: {open_descriptors()} files are open, which is the limit; "
-                    "raise it (ulimit -n), or use fewer workers"
-                ) from error
-            raise
         except EOFError as error:
             raise WorkerDied(
                 f"worker {member.number} could not be started: the server that forks workers is gone (was it killed?)",
@@ -157,14 +169,17 @@ class Fleet:
 
     def _await_hello(self, member: Member) -> None:
         while member.description is None:
-            self._wait_for([member], None)
-            if member.failure is not None:
-                raise member.failure[0]
+            for lost in self._wait_for([member], None) or ([member] if member.failure is not None else []):
+                self._raise_loss(lost)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
     def send(self, member: Member, *message: Any, wake: bool = False) -> None:
         """A message; with ``wake`` also in the middle of a batch. To a dead worker it is lost: the next wait tells."""
+        if message[0] == "collect":
+            self._now_due(member)
+        elif message[0] == "void":
+            member.due = 0
         with contextlib.suppress(OSError):
             member.channel.send(*message)
         if wake:
@@ -197,8 +212,14 @@ class Fleet:
             results.append(value)
         return results
 
+    def _now_due(self, member: Member) -> None:
+        if not member.due:
+            member.beat_seen_at = time.monotonic()
+        member.due += 1
+
     def _ask(self, member: Member, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         self._num_calls += 1
+        self._now_due(member)
         with contextlib.suppress(OSError):
             member.channel.send_anything("call", self._num_calls, name, args, kwargs)
         member.page.waiting[0] = 1
@@ -215,19 +236,18 @@ class Fleet:
             self.handle_loss(member)
 
     def _wait_for(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
-        """Members that died meanwhile and left no exception are returned, or raise if they were just starting."""
-        limit = timeout_s
-        if self._step_timeout_s is not None:
-            limit = min(timeout_s or 1.0, 0.25, self._step_timeout_s)
+        """Members that died meanwhile, and left no exception, are returned."""
+        watching = self._step_timeout_s is not None
+        limit = min(timeout_s or _SECONDS_BETWEEN_LOOKS, _SECONDS_BETWEEN_LOOKS) if watching else timeout_s
         channels = {member.channel.connection: member for member in members}
         sentinels = {member.process.sentinel: member for member in members}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             ready = wait([*channels, *sentinels], timeout=limit)
-            if ready or self._step_timeout_s is None:
+            if watching:
+                self._look_for_hangs(members)
+            if ready or not watching:
                 break
-            for member in members:
-                self._look_for_hang(member)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         gone = []
@@ -240,15 +260,13 @@ class Fleet:
                 self._drain(member)  # what it said before it died
                 if member.failure is None:
                     gone.append(member)
-        for member in gone:
-            if member.description is None:
-                raise self.obituary(member)
         return gone
 
     def _drain(self, member: Member) -> None:
         with contextlib.suppress(EOFError, OSError):
             while member.channel.has_message():
                 kind, *arguments = member.channel.receive()
+                member.due -= kind in ("ready", "reply")
                 if kind == "ready":
                     self.arrived.append((member, Ready(*arguments)))
                 elif kind == "reply":
@@ -262,27 +280,25 @@ class Fleet:
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def _look_for_hang(self, member: Member) -> None:
-        """Kill a worker whose step takes too long; its death is then noticed like any other."""
-        page, now = member.page, time.monotonic()
-        beat, batch, since = page.integer("beat"), page.integer("batches"), page.seconds("busy_since")
-        seen_beat, seen_batch, seen_at = member.seen_beat
-        if not since or (beat, batch) != (seen_beat, seen_batch):
-            member.seen_beat = beat, batch, now
+    def _look_for_hangs(self, members: Sequence[Member]) -> None:
+        """Kill workers that owe something and do not get on."""
+        now = time.monotonic()
+        if now < self._next_look_at:
             return
+        self._next_look_at = now + _SECONDS_BETWEEN_LOOKS
         assert self._step_timeout_s is not None
-        if now - seen_at > self._step_timeout_s:
-            member.failure = (
-                WorkerHangs(
-                    f"{member.who} is in one step for {now - seen_at:.1f} s, longer than step_timeout_s="
-                    f"{self._step_timeout_s:g}; it was killed. An env that needs longer: raise step_timeout_s",
+        for member in members:
+            beat = member.page.integer("beat"), member.page.integer("batches")
+            if member.due <= 0 or beat != member.beat:
+                member.beat, member.beat_seen_at = beat, now
+            elif now - member.beat_seen_at > self._step_timeout_s and member.failure is None:
+                error = WorkerHangs(
+                    f"{member.who} is in one step for {now - member.beat_seen_at:.1f} s, longer than step_timeout_s="
+                    f"{self._step_timeout_s:g}; it was killed. If the env needs longer, raise step_timeout_s",
                     member.number,
-                ),
-                -1,
-                [],
-            )
-            self._kill(member)
-            self.handle_loss(member)
+                )
+                member.failure = error, -1, []
+                self._kill(member)
 
     def _kill(self, member: Member) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -304,19 +320,38 @@ class Fleet:
         else:
             how = f"left with exit code {code}"
         when = f"after {member.frames:,} frames" if member.description is not None else "while it started"
-        advice = "restart_workers=N would start it again" if not self._restarts else "there are no restarts left"
+        advice = "" if self._restarts else " With restart_workers=N it would be started again."
         return WorkerDied(
-            f"{member.who} {how} {when}; restarts {member.life.number}/{self._restarts}. {advice[0].upper()}"
-            f"{advice[1:]}; what it printed may say more",
+            f"{member.who} {how} {when}; restarts {member.life.number}/{self._restarts}. What it printed may say "
+            f"more.{advice}",
             member.number,
         )
 
+    def _raise_loss(self, member: Member) -> NoReturn:
+        error = member.failure[0] if member.failure is not None else self.obituary(member)
+        if member.number in self._reviving:
+            raise _LostAgain(member, error)
+        raise error
+
     def handle_loss(self, member: Member) -> None:
         """A worker is gone, or about to leave with an exception: start it again, or raise."""
+        if member.number in self._reviving or member.life.number >= self._restarts:
+            self._raise_loss(member)
         error = member.failure[0] if member.failure is not None else self.obituary(member)
-        if member.life.number >= self._restarts:
-            raise error
-        self._restart(member, error)
+        self._reviving.add(member.number)
+        try:
+            while True:
+                try:
+                    self._restart(member, error)
+                    return
+                except _LostAgain as again:
+                    if again.member is not member:
+                        raise
+                    error = again.error
+                    if member.life.number >= self._restarts:
+                        raise error from None
+        finally:
+            self._reviving.discard(member.number)
 
     def _restart(self, member: Member, error: BaseException) -> None:
         self._kill(member)
@@ -329,7 +364,7 @@ class Fleet:
         page.clear()
         page.write(committed=committed)
         member.channel.close()
-        member.description, member.failure = None, None
+        member.description, member.failure, member.due = None, None, 0
         member.replies.clear()
         self._start(member)
         self._hand_over(member)
@@ -366,6 +401,11 @@ class Fleet:
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
+    def ask_to_leave(self) -> None:
+        for member in self.members:
+            if member.process is not None and self.owner_pid == os.getpid():
+                self.send(member, "close", wake=True)
+
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Ask workers to leave, then tell them, then kill them; in ``timeout_s`` (5 by default) at most."""
         if self.owner_pid != os.getpid():
@@ -375,8 +415,7 @@ class Fleet:
         close_s, terminate_s = total * SECONDS_TO_CLOSE / 5, total * SECONDS_TO_TERMINATE / 5
         left = [member for member in self.members if member.process is not None]
         try:
-            for member in left:
-                self.send(member, "close", wake=True)
+            self.ask_to_leave()
             left = _still_there(left, close_s)
             for member in left:
                 with contextlib.suppress(OSError, ValueError):
@@ -422,11 +461,11 @@ def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:
 def dump_blueprint(blueprint: Blueprint) -> bytes:
     """A blueprint on its way; what cannot be pickled is named before any process starts."""
     try:
-        return cloudpickle.dumps(blueprint)
+        return pickling.dumps(blueprint)
     except Exception as error:
         for name, value in _pieces(blueprint):
             try:
-                cloudpickle.dumps(value)
+                pickling.dumps(value)
             except Exception as reason:
                 raise TypeError(
                     f"{name} cannot be sent to a worker process: {type(reason).__name__}: {reason}. Make what cannot "
@@ -460,5 +499,10 @@ def _shut_down_at_exit() -> None:
 
 
 def _shut_down_all() -> None:
-    for fleet in list(_fleets):
-        fleet.shutdown(timeout_s=2.0)
+    fleets = list(_fleets)
+    for fleet in fleets:
+        fleet.ask_to_leave()  # all at the same time
+    # Whoever pressed Ctrl-C wants to leave; a second one may come before anything here can see it.
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+    for fleet in fleets:
+        fleet.shutdown(timeout_s=0.8 if interrupted else 2.0)

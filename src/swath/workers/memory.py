@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -32,17 +33,16 @@ class SharedMemory:
             self.descriptor: int | None = _new_descriptor()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise OutOfSharedMemory(
-                    f"cannot make shared memory: this process has {open_descriptors()} files open, which is the limit; "
-                    "raise it (ulimit -n), or use fewer workers"
-                ) from error
+                raise out_of_descriptors("make shared memory") from error
             raise
         try:
             # Pages are reserved now: where there are none, this fails, instead of a SIGBUS later.
             os.posix_fallocate(self.descriptor, 0, num_bytes)
             self.bytes_ = map_descriptor(self.descriptor, num_bytes)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch has no type of its own for what the system says
             self.close_descriptor()
+            if "Too many open files" in str(error):
+                raise out_of_descriptors("make shared memory") from error
             raise out_of_memory(num_bytes, free) from error
 
     def close_descriptor(self) -> None:
@@ -82,11 +82,25 @@ def free_bytes() -> int | None:
     return min(free, default=None)
 
 
-def open_descriptors() -> str:
+def out_of_descriptors(what: str) -> OutOfSharedMemory:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return OutOfSharedMemory(
+        f"cannot {what}: this process has as many files open as it may ({limit}); raise the limit (ulimit -n), use "
+        "fewer workers, or let go of batches that were delivered earlier"
+    )
+
+
+def require_descriptors(count: int, what: str) -> None:
+    """Fail now if there are not so many descriptors left, rather than in the middle of something."""
+    opened: list[int] = []
     try:
-        return str(len(os.listdir(_DESCRIPTORS)))
-    except OSError:
-        return "too many"
+        while len(opened) < count:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise out_of_descriptors(what) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def out_of_memory(needed: int, free: int | None) -> OutOfSharedMemory:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ class Worker:
         self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
         self.leaving = False
         self.lanes: list[Lane] = []
+        self._made: list[EnvBase] = []
 
     # -- making ----------------------------------------------------------------------------------------------------
 
@@ -98,8 +100,7 @@ class Worker:
         seed_process(plan.base_seed, plan.worker, self._life.number)
         if plan.init_fn is not None:
             plan.init_fn()
-        envs: list[EnvBase] = []
-        self._made: list[EnvBase] = envs
+        envs = self._made
         for member, factory, kwargs in zip(plan.members, plan.factories, plan.env_kwargs, strict=True):
             try:
                 envs.append(make_env(factory, kwargs))
@@ -165,6 +166,8 @@ class Worker:
         """The modules behind an id: "policy", or a path such as "env.transform[0]" in every collector."""
         if model_id == "policy":
             return list({id(lane.collector.policy): lane.collector.policy for lane in self.lanes}.values())
+        if model_id.startswith("env"):  # of each env by itself, also where several share a lane
+            return [resolve_path(SimpleNamespace(env=env), model_id) for env in self._made]
         return [resolve_path(lane.collector, model_id) for lane in self.lanes]
 
     def weights_applied(self, model_id: str, version: int | None) -> None:
@@ -371,7 +374,7 @@ class Worker:
                 scheme.shutdown()
         for lane in self.lanes:
             lane.collector.shutdown(raise_on_error=False)
-        for env in getattr(self, "_made", ()):
+        for env in self._made:
             with suppress(Exception):
                 env.close(raise_if_closed=False)
 

@@ -1,0 +1,171 @@
+"""The older interface: weight updaters. Thin adapters; new code uses schemes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from swath.weight_update.strategy import WeightStrategy
+
+
+class WeightUpdaterBase:
+    """Subclasses say how one worker gets the weights: ``_sync_weights_with_worker``."""
+
+    def __init__(self) -> None:
+        self._collectors: list[Any] = []
+        self._post_hooks: list[Callable[[], Any]] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ != __name__:
+            warnings.warn(
+                "WeightUpdaterBase is deprecated; subclass swath.weight_update.WeightSyncScheme",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any = None) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not define _sync_weights_with_worker")
+
+    def _get_server_weights(self) -> Any:
+        """The weights, where none are given: those of the collector's policy."""
+        return self.collector.policy
+
+    def _maybe_map_weights(self, server_weights: Any) -> Any:
+        if isinstance(server_weights, (TensorDictModuleBase, torch.nn.Module)):
+            return WeightStrategy().extract_weights(server_weights)
+        if isinstance(server_weights, (TensorDictBase, Mapping)):
+            return server_weights
+        raise TypeError(f"weights must be a module, a TensorDict or a dict, got {type(server_weights).__name__}")
+
+    def all_worker_ids(self) -> Iterable[Any] | None:
+        """The workers to update; None for one update without a number."""
+        return None
+
+    def _skip_update(self, worker_id: Any) -> bool:
+        return False
+
+    # -- for users -------------------------------------------------------------------------------------------------
+
+    def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        """Give weights to workers: to all, or to some."""
+        server_weights = self._get_server_weights() if policy_or_weights is None else policy_or_weights
+        mapped = None if server_weights is None else self._maybe_map_weights(server_weights)
+        if worker_ids is None:
+            worker_ids = self.all_worker_ids()
+        if worker_ids is None:
+            self._sync_weights_with_worker(server_weights=mapped)
+        else:
+            for worker_id in [worker_ids] if isinstance(worker_ids, int) else list(worker_ids):
+                if not self._skip_update(worker_id):
+                    self._sync_weights_with_worker(worker_id=worker_id, server_weights=mapped)
+        for hook in self._post_hooks:
+            hook()
+
+    __call__ = push_weights
+
+    def register_post_hook(self, hook: Callable[[], Any]) -> None:
+        """Called after every update."""
+        self._post_hooks.append(hook)
+
+    def register_collector(self, collector: Any) -> None:
+        if collector not in self._collectors:
+            self._collectors.append(collector)
+
+    @property
+    def collectors(self) -> list[Any]:
+        return self._collectors
+
+    @property
+    def collector(self) -> Any:
+        if len(self._collectors) != 1:
+            raise ValueError(f"this updater has {len(self._collectors)} collectors; see its collectors")
+        return self._collectors[0]
+
+    @classmethod
+    def from_policy(cls, policy: Any) -> WeightUpdaterBase | None:
+        """An updater for a policy, where the class can make one."""
+        return None
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Set up after the workers have started; nothing by default."""
+
+    def increment_version(self) -> None:
+        self.collector.increment_version()
+
+
+class VanillaWeightUpdater(WeightUpdaterBase):
+    """For a collector in the same process: weights are copied in place."""
+
+    def __init__(self, weight_getter: Callable[[], Any] | None = None, policy_weights: Any = None) -> None:
+        super().__init__()
+        self._weight_getter = weight_getter
+        self._policy_weights = policy_weights
+
+    def _get_server_weights(self) -> Any:
+        return super()._get_server_weights() if self._weight_getter is None else self._weight_getter()
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any = None) -> None:
+        if self._policy_weights is not None:
+            WeightStrategy().apply_weights(self._policy_weights, server_weights)
+        else:
+            self.collector.send_weights(server_weights)
+
+
+class MultiProcessedWeightUpdater(WeightUpdaterBase):
+    """For workers in other processes. What they get is a copy, so ``policy_weights`` is not needed."""
+
+    def __init__(
+        self,
+        get_server_weights: Callable[[], Any] | None = None,
+        policy_weights: Mapping[Any, TensorDictBase] | None = None,
+    ) -> None:
+        super().__init__()
+        self._getter = get_server_weights
+
+    def _get_server_weights(self) -> Any:
+        return super()._get_server_weights() if self._getter is None else self._getter()
+
+    def all_worker_ids(self) -> Iterable[int]:
+        return range(self.collector.num_workers)
+
+    def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        server_weights = self._get_server_weights() if policy_or_weights is None else policy_or_weights
+        self.collector.send_weights(self._maybe_map_weights(server_weights), worker_ids)  # all at the same time
+        for hook in self._post_hooks:
+            hook()
+
+    __call__ = push_weights
+
+
+class RemoteModuleWeightUpdater(WeightUpdaterBase):
+    """For a policy that lives elsewhere: weights must be given."""
+
+    def _get_server_weights(self) -> Any:
+        raise RuntimeError("the policy lives elsewhere: give update_policy_weights_ the weights")
+
+    def all_worker_ids(self) -> Iterable[int]:
+        return range(self.collector.num_workers)
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any = None) -> None:
+        self.collector.send_weights(server_weights, worker_id)
+
+
+def adopt_updater(updater: Any, collector: Any) -> WeightUpdaterBase | None:
+    """The updater that a collector was given, or that what it was given makes."""
+    if updater is None:
+        return None
+    warnings.warn("weight_updater= is deprecated; use weight_sync_schemes=", DeprecationWarning, stacklevel=4)
+    if not hasattr(updater, "push_weights") or isinstance(updater, type):
+        if not callable(updater):
+            raise TypeError(f"weight_updater must be a WeightUpdaterBase or make one, got {type(updater).__name__}")
+        updater = updater()
+    updater.register_collector(collector)
+    return updater

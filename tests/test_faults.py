@@ -1,0 +1,525 @@
+"""Whatever happens to a worker: never a hang, an error that says who and how, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+
+from counting import assert_consistent, make_counting
+from leaks import children, descriptors, no_leaks, wait_until  # noqa: F401
+from policies_for_tests import deterministic
+from slow_envs import Fails, NeedsTwo, Unpicklable
+from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from swath.errors import OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
+from swath.workers.memory import SharedMemory
+from swath.workers.start import server
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+KINDS = [MultiSyncCollector, MultiAsyncCollector]
+
+
+def collecting(kind: type, workers: int = 2, **kwargs: Any) -> Any:
+    return kind(
+        [make_counting] * workers,
+        deterministic(),
+        **{"frames_per_batch": 60, "num_workers": workers, **kwargs},
+    )
+
+
+def exhaust(batches: Iterator[Any]) -> None:
+    for _ in batches:
+        pass
+
+
+def pids(collector: Any) -> list[int]:
+    return [line["pid"] for line in collector.stats()["workers"]]
+
+
+# -- killed ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("round_", range(10))
+def test_killed_at_any_instant(kind: type, round_: int) -> None:
+    """Ten times five instants for each kind: a hundred in all."""
+    instants = random.Random(round_)
+    for _ in range(5):
+        collector = collecting(kind)
+        victim = instants.randrange(2)
+        pid = pids(collector)[victim]
+        killed_at: list[float] = []
+
+        def kill(pid: int = pid, killed_at: list[float] = killed_at) -> None:
+            killed_at.append(time.monotonic())
+            os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(instants.uniform(0, 0.05), kill)
+        timer.start()
+        with pytest.raises(WorkerDied, match=rf"worker {victim} \(pid {pid}, env {victim}\) was killed by SIGKILL"):
+            for _ in collector:
+                pass
+        timer.join()
+        assert time.monotonic() - killed_at[0] < 2
+        collector.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGTERM])
+def test_other_signals_are_named(kind: type, number: signal.Signals) -> None:
+    collector = collecting(kind)
+    batches = iter(collector)
+    next(batches)
+    os.kill(pids(collector)[1], number)
+    with pytest.raises(WorkerDied, match=f"was killed by {number.name} after") as caught:
+        exhaust(batches)
+    assert caught.value.worker == 1
+    assert "restart_workers=N" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_while_it_starts(kind: type) -> None:
+    with pytest.raises(WorkerDied, match=r"worker 1 .* was killed by SIGKILL .* while it started"):
+        kind([make_counting, lambda: os.kill(os.getpid(), signal.SIGKILL)], frames_per_batch=10, num_workers=2)
+
+
+def test_exit_in_the_middle_of_a_step() -> None:
+    collector = MultiSyncCollector(
+        [make_counting, lambda: Fails(5, lambda: os._exit(7))], frames_per_batch=60, num_workers=2
+    )
+    with pytest.raises(WorkerDied, match=r"worker 1 .* left with exit code 7"):
+        next(iter(collector))
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [30, 1200])
+def test_restarts_go_on_and_what_is_delivered_is_right(kind: type, steps: int) -> None:
+    """Batches of 1,200 steps are committed strip by strip, so that some are taken over half done."""
+    collector = collecting(
+        kind,
+        frames_per_batch=steps * (2 if kind is MultiSyncCollector else 1),
+        total_frames=48_000,
+        restart_workers=100,
+        init_random_frames=steps,
+        track_env=True,
+    )
+    collector.set_seed(3)
+    instants = random.Random(steps)
+    stop = threading.Event()
+
+    def kill_now_and_then() -> None:
+        for _ in range(6):
+            if stop.wait(instants.uniform(0.02, 0.3)):
+                return
+            pid = instants.choice(pids(collector))
+            with contextlib.suppress(ProcessLookupError, TypeError):  # it is being started again
+                os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    try:
+        batches = [batch.clone() for batch in collector]
+    finally:
+        stop.set()
+        killer.join()
+    assert sum(batch.numel() for batch in batches) == 48_000
+    assert sum(line["restarts"] for line in collector.stats()["workers"]) > 0
+    rows = [row for batch in batches for row in (batch if batch.ndim == 2 else [batch])]
+    assert_consistent(rows)
+    # Within a batch, an episode that was broken off is marked: ids change only after a done.
+    for row in rows:
+        ids, done = row["collector", "traj_ids"], row["next", "done"].squeeze(-1)
+        assert torch.equal(ids[1:] != ids[:-1], done[:-1])
+
+
+def test_restarted_workers_have_the_newest_weights() -> None:
+    class Constant(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = torch.nn.Parameter(torch.zeros(3))
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return self.value.expand(*observation.shape[:-1], 3)
+
+    network = Constant()
+    policy = TensorDictModule(network, in_keys=["observation"], out_keys=["action"])
+    collector = MultiSyncCollector(
+        [make_counting] * 2,
+        policy,
+        frames_per_batch=20,
+        num_workers=2,
+        restart_workers=3,
+        track_policy_version=True,
+    )
+    batches = iter(collector)
+    next(batches)
+    network.value.data.fill_(4)
+    collector.update_policy_weights_()
+    os.kill(pids(collector)[0], signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"worker 0 .*SIGKILL.*started again"):
+        batch = next(batches)
+    assert bool((batch["action"] == 4).all())
+    assert bool((batch["policy_version"] == 1).all())
+    network.value.data.fill_(5)
+    os.kill(pids(collector)[1], signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"worker 1 .*SIGKILL.*started again"):
+        collector.update_policy_weights_()
+    assert bool((next(batches)["action"] == 5).all())
+    collector.shutdown()
+
+
+def test_restarts_run_out() -> None:
+    collector = MultiSyncCollector(
+        [lambda: Fails(3, lambda: os._exit(1))], frames_per_batch=60, restart_workers=2, num_workers=1
+    )
+    started = time.monotonic()
+    with pytest.warns(UserWarning, match="started again"), pytest.raises(WorkerDied, match="restarts 2/2"):
+        next(iter(collector))
+    assert time.monotonic() - started < 5
+
+
+# -- raising ---------------------------------------------------------------------------------------------------------
+
+
+class MyError(Exception):
+    pass
+
+
+def raise_it(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("at", "when"), [(-1, "reset"), (7, "step")])
+def test_what_an_env_raises_keeps_its_type(kind: type, packed: bool, at: int, when: str) -> None:
+    def broken() -> Any:
+        return Fails(at, lambda: raise_it(MyError("the door is stuck")))
+
+    def run() -> None:
+        list(kind([make_counting, make_counting, broken], frames_per_batch=60, num_workers=1 if packed else 3))
+
+    with pytest.raises(MyError, match="the door is stuck") as caught:
+        run()
+    notes = "\n".join(caught.value.__notes__)
+    assert "env 2" in notes
+    assert f"in its {when}" in notes
+    assert f"raised in worker {0 if packed else 2} (pid" in notes
+    assert "raise_it" in str(caught.value.__cause__)
+
+
+def test_failing_constructor_and_policy() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        MultiSyncCollector([make_counting, lambda: 1 // 0], frames_per_batch=10, num_workers=2)
+    assert "while env 1 was made" in "\n".join(caught.value.__notes__)
+
+    class Bad(torch.nn.Module):
+        calls = 0
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            Bad.calls += 1
+            if Bad.calls > 10:
+                raise MyError("out of ideas")
+            return observation[..., :3]
+
+    policy = TensorDictModule(Bad(), in_keys=["observation"], out_keys=["action"])
+    collector = MultiSyncCollector([make_counting] * 2, policy, frames_per_batch=100, num_workers=2)
+    with pytest.raises(MyError, match="out of ideas") as caught_too:
+        next(iter(collector))
+    assert "raised by the policy" in "\n".join(caught_too.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", [Unpicklable, NeedsTwo])
+def test_exceptions_that_cannot_be_pickled(kind: type[Exception]) -> None:
+    collector = MultiSyncCollector(
+        [lambda: Fails(3, lambda: raise_it(kind(5, "five")))],
+        frames_per_batch=60,  # type: ignore[call-arg]
+    )
+    with pytest.raises(WorkerRaised, match=rf"{kind.__name__}: five is 5 \(this exception cannot be pickled\)"):
+        next(iter(collector))
+
+
+def test_what_cannot_be_sent_is_named_before_anything_starts() -> None:
+    lock = threading.Lock()
+    before = children()
+    with pytest.raises(TypeError, match=r"create_env_fn of env 1 cannot be sent to a worker process: .*lock"):
+        MultiSyncCollector([make_counting, lambda: lock], frames_per_batch=10)
+    with pytest.raises(TypeError, match=r"the policy cannot be sent to a worker process"):
+        MultiSyncCollector([make_counting], lambda observation: lock, frames_per_batch=10)
+    assert children() == before
+
+
+def test_completed_steps_are_kept() -> None:
+    collector = MultiSyncCollector(
+        [make_counting, lambda: Fails(700, lambda: raise_it(MyError()))],
+        frames_per_batch=4000,
+        num_workers=2,
+    )
+    with pytest.raises(MyError) as caught:
+        next(iter(collector))
+    left = collector.partial_batch
+    assert left is not None
+    assert left.shape[0] == 2
+    assert 512 <= left.shape[1] <= 700
+    assert_consistent(list(left))
+    assert "collector.partial_batch" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.filterwarnings("ignore:the door")
+def test_an_exception_can_be_survived_by_restarting() -> None:
+    collector = MultiSyncCollector(
+        [lambda: Fails(50, lambda: raise_it(MyError("the door is stuck")))],
+        frames_per_batch=20,
+        total_frames=100,
+        restart_workers=5,
+    )
+    assert sum(batch.numel() for batch in collector) == 100
+
+
+# -- hanging ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["hangs", "is stopped"])
+def test_hanging_is_found_out(kind: type, how: str) -> None:
+    deed = threading.Event().wait if how == "hangs" else None
+    factories = [make_counting, (lambda: Fails(40, lambda: time.sleep(1000))) if deed else make_counting]
+    collector = kind(factories, frames_per_batch=100, num_workers=2, step_timeout_s=0.5)
+    batches = iter(collector)
+    if not deed:
+        next(batches)
+        os.kill(pids(collector)[1], signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(WorkerHangs, match=r"worker 1 .* in one step for .* step_timeout_s=0\.5"):
+        exhaust(batches)
+    assert time.monotonic() - started < 0.5 + 1.0 + 0.5
+
+
+def test_shutdown_does_not_wait_for_a_step_that_hangs() -> None:
+    collector = MultiAsyncCollector(
+        [make_counting, lambda: Fails(5, lambda: time.sleep(1000))], frames_per_batch=50, num_workers=2
+    )
+    next(iter(collector))
+    started = time.monotonic()
+    collector.shutdown()
+    assert time.monotonic() - started < 5
+    started = time.monotonic()
+    collector.shutdown()
+    assert time.monotonic() - started < 0.1
+
+
+def test_dropping_a_collector_ends_it() -> None:
+    collector = collecting(MultiAsyncCollector)
+    next(iter(collector))
+    mine = pids(collector)
+    del collector
+    gc.collect()
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in mine))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_in_the_middle_and_after_a_death(kind: type) -> None:
+    collector = collecting(kind)
+    for _ in collector:
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        collector.shutdown()
+        break
+    collector.shutdown()
+
+
+# -- resources -------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_collectors_leave_nothing() -> None:
+    def once(index: int) -> None:
+        with collecting(KINDS[index % 2], total_frames=-1) as collector:
+            next(iter(collector))
+
+    for index in range(10):
+        once(index)
+    gc.collect()
+    before = descriptors(), children(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for index in range(90):
+        once(index)
+    gc.collect()
+    assert descriptors() == before[0]
+    assert children() == before[1]
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[2]
+    assert grown_kib < 8 * 1024
+
+
+def test_a_consumer_that_does_not_read_stops_the_workers() -> None:
+    collector = collecting(MultiAsyncCollector, total_frames=-1)
+    next(iter(collector))
+
+    def idle() -> bool:
+        return all(line["frames"] in (120, 180) for line in collector.stats()["workers"])
+
+    assert wait_until(idle)
+    counts = [line["frames"] for line in collector.stats()["workers"]]
+    collector.getattr_env("batch_size")
+    assert [line["frames"] for line in collector.stats()["workers"]] == counts
+    collector.shutdown()
+
+
+def test_no_room_is_an_error_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OutOfSharedMemory, match=r"needs 1000000\.0 GB of shared memory, and .* are free"):
+        SharedMemory(10**15)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))  # reserving more fails, as on a machine that is full
+    try:
+        with pytest.raises(OutOfSharedMemory, match=r"needs 1\.0 MB of shared memory"):
+            SharedMemory(10**6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", range(1, 14))
+def test_no_descriptors_left_is_an_error(room: int) -> None:
+    """The limit is met at a different place each time."""
+    server().ensure_running()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + room, hard))
+    try:
+        with pytest.raises(OutOfSharedMemory, match="as many files open as it may"):
+            collecting(MultiSyncCollector, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# -- programs --------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, time
+from swath.collectors import MultiCollector
+from counting import make_counting
+
+class Slow(Exception): ...
+
+collector = MultiCollector([lambda: make_counting()] * 2, frames_per_batch=50, num_workers=2, sync={sync}, {more})
+print(*[line["pid"] for line in collector.stats()["workers"]], flush=True)
+{body}
+"""
+
+
+def program(body: str, sync: bool = True, more: str = "") -> subprocess.Popen[str]:
+    """A script without a main guard."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(body=body, sync=sync, more=more)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        start_new_session=True,
+    )
+
+
+def worker_pids(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout is not None
+    return [int(pid) for pid in process.stdout.readline().split()]
+
+
+def all_gone(mine: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in mine)
+
+
+@pytest.fixture
+def programs() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        started.append(program(*args, **kwargs))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_script_needs_no_main_guard_and_ends_by_itself(programs: Any) -> None:
+    for more in ("", "mp_start_method='spawn'"):
+        process = programs("for batch, _ in zip(collector, range(3)): pass", more=more)
+        mine = worker_pids(process)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert err == ""
+        assert all_gone(mine)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_workers_leave_when_the_parent_is_killed(programs: Any, sync: bool) -> None:
+    process = programs("for batch in collector: print('.', flush=True)", sync)
+    mine = worker_pids(process)
+    process.stdout.readline()
+    process.kill()
+    assert wait_until(lambda: all_gone(mine), 5)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_ctrl_c_gives_one_traceback(programs: Any, sync: bool) -> None:
+    process = programs("for batch in collector: print('.', flush=True)", sync)
+    mine = worker_pids(process)
+    process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    started = time.monotonic()
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - started < 3
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert all_gone(mine)
+
+
+def test_ctrl_c_twice_leaves_at_once(programs: Any) -> None:
+    """The first one waits for envs to close, which these do not."""
+    body = """
+from slow_envs import Fails
+collector.shutdown()
+collector = MultiCollector([lambda: Fails(3, lambda: time.sleep(1000))], frames_per_batch=50, sync=True)
+print(*[line["pid"] for line in collector.stats()["workers"]], flush=True)
+for batch in collector: pass
+"""
+    process = programs(body)
+    worker_pids(process)
+    mine = worker_pids(process)
+    # It is at work, and then sleeps in its step.
+    assert wait_until(lambda: Path(f"/proc/{mine[0]}/stat").read_text().split()[2] == "S")
+    os.killpg(process.pid, signal.SIGINT)
+    while "KeyboardInterrupt" not in process.stderr.readline():
+        pass
+    started = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=10)
+    assert time.monotonic() - started < 1
+    assert wait_until(lambda: all_gone(mine), 1)
+
+
+def test_ctrl_c_and_going_on() -> None:
+    """In a notebook, say."""
+    collector = MultiCollector([make_counting] * 2, deterministic(), frames_per_batch=200_000, num_workers=2, sync=True)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(collector))
+    timer.join()
+    collector.set_seed(0)
+    other = iter(collector)
+    batch = next(other)
+    assert batch.numel() == 200_000
+    assert_consistent(list(batch[:, :300]))
+    collector.shutdown()

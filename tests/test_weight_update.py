@@ -1,0 +1,428 @@
+"""Weights: how they reach workers, whole or not at all, and nothing that was not sent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from counting import make_counting
+from leaks import no_leaks, wait_until  # noqa: F401
+from policies_for_tests import deterministic
+from slow_envs import receive_in_a_process
+from swath.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiProcessedWeightUpdater,
+    MultiSyncCollector,
+    RemoteModuleWeightUpdater,
+    VanillaWeightUpdater,
+    WeightUpdaterBase,
+)
+from swath.errors import WeightSyncError, WorkerDied
+from swath.weight_update import (
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightStrategy,
+    WeightSyncScheme,
+)
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
+
+
+class SaysItsVersion(nn.Module):
+    """Writes its weights, which are all its version, into the action; a torn update would show."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.version = nn.Parameter(torch.zeros(3))
+        self.ballast = nn.Parameter(torch.zeros(size))
+        self.register_buffer("last", torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        assert bool((self.ballast == self.version[0]).all()), "half of an update"
+        return self.version.expand(*observation.shape[:-1], 3) + 0 * self.last
+
+    def set(self, version: float) -> None:
+        with torch.no_grad():
+            for tensor in (self.version, self.ballast, self.last):
+                tensor.fill_(version)
+
+
+def versioned(size: int = 3) -> tuple[SaysItsVersion, TensorDictModule]:
+    network = SaysItsVersion(size)
+    return network, TensorDictModule(network, in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_thousand_updates_while_workers_collect(scheme: type[WeightSyncScheme]) -> None:
+    network, policy = versioned(100_000)
+    collector = MultiAsyncCollector(
+        [make_counting] * 4,
+        policy,
+        frames_per_batch=50,
+        num_workers=4,
+        track_policy_version=True,
+        weight_sync_schemes={"policy": scheme()},
+    )
+    batches = iter(collector)
+    updates = 1000 if scheme is SharedMemWeightSyncScheme else 100
+    seen: set[int] = set()
+    for version in range(1, updates + 1):
+        network.set(version)
+        collector.update_policy_weights_()
+        network.set(-1)  # an optimizer step that nobody published
+        if version % 5 == 0:
+            batch = next(batches)
+            stamps = batch["policy_version"]
+            assert torch.equal(stamps, batch["next", "policy_version"])
+            assert torch.equal(batch["action"], stamps.unsqueeze(-1).expand(-1, 3).to(torch.float32))
+            assert bool((stamps.diff() >= 0).all())
+            seen.update(stamps.tolist())
+    assert collector.policy_version == updates
+    assert [line["policy_version"] for line in collector.stats()["workers"]] == [updates] * 4
+    assert len(seen) > 10
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_every_way_to_hand_weights_over(scheme: type[WeightSyncScheme], method: str) -> None:
+    network, policy = versioned()
+    collector = MultiSyncCollector(
+        [make_counting] * 2,
+        policy,
+        frames_per_batch=8,
+        num_workers=2,
+        weight_sync_schemes={"policy": scheme()},
+        mp_start_method=method,
+    )
+    batches = iter(collector)
+
+    def acts() -> list[float]:
+        return next(batches)["action"][:, 0, 0].tolist()
+
+    def weights(version: float) -> dict[str, torch.Tensor]:
+        other, module = versioned()
+        other.set(version)
+        return dict(module.state_dict())
+
+    network.set(5)
+    assert acts() == [0, 0]  # not published
+    collector.update_policy_weights_()
+    assert acts() == [5, 5]
+    collector.update_policy_weights_(weights(6))
+    assert acts() == [6, 6]
+    collector.update_policy_weights_(TensorDict(weights(7)).unflatten_keys("."))
+    assert acts() == [7, 7]
+    other, module = versioned()
+    other.set(8)
+    collector.update_policy_weights_(policy=module)
+    assert acts() == [8, 8]
+    collector.update_policy_weights_(weights_dict={"policy": weights(9)})
+    assert acts() == [9, 9]
+    collector.update_policy_weights_(weights=weights(10), worker_ids=1)
+    assert acts() == [9, 10]
+    collector.update_policy_weights_({0: weights(11), 1: weights(12)})
+    assert acts() == [11, 12]
+    collector.update_policy_weights_(weights(13), model_id="policy", worker_ids=[0, 1])
+    assert acts() == [13, 13]
+    assert network.version[0] == 5
+    for arguments, error, match in (
+        ({"weights": weights(1), "policy": module}, ValueError, "not both"),
+        ({"weights_dict": {}, "model_id": "policy"}, ValueError, "goes alone"),
+        ({"model_id": "critic"}, KeyError, "no model 'critic'"),
+        ({"worker_ids": 2}, ValueError, "there is no worker 2"),
+        ({"weights": {"wrong": torch.zeros(3)}}, KeyError, "do not fit the policy"),
+        ({"weights": {**weights(1), "module.version": torch.zeros(4)}}, ValueError, r"shape \(4,\)"),
+    ):
+        with pytest.raises(error, match=match):
+            collector.update_policy_weights_(**arguments)
+    assert acts() == [13, 13]
+    collector.shutdown()
+
+
+def test_update_at_each_batch() -> None:
+    for sync in (True, False):
+        network, policy = versioned()
+        collector = MultiCollector(
+            [make_counting] * 2,
+            policy,
+            frames_per_batch=8,
+            total_frames=80,
+            update_at_each_batch=True,
+            sync=sync,
+            track_policy_version=True,
+        )
+        for index, batch in enumerate(collector):
+            network.set(index + 1)
+            assert torch.equal(batch["action"][..., 0], batch["policy_version"].to(torch.float32))
+        assert collector.policy_version == 9
+
+
+def test_policy_made_in_the_workers() -> None:
+    def factory() -> Any:
+        network, policy = versioned()
+        network.set(3)
+        return policy
+
+    with MultiSyncCollector([make_counting] * 2, policy_factory=factory, frames_per_batch=8) as collector:
+        batches = iter(collector)
+        assert next(batches)["action"][0, 0, 0] == 3
+        with pytest.raises(RuntimeError, match="made by policy_factory in the workers"):
+            collector.update_policy_weights_()
+        collector.update_policy_weights_(versioned()[1])
+        assert next(batches)["action"][0, 0, 0] == 0
+    network, policy = versioned()
+    network.set(4)
+    collector = MultiSyncCollector([make_counting] * 2, policy, policy_factory=factory, frames_per_batch=8)
+    assert next(iter(collector))["action"][0, 0, 0] == 4  # the factory's structure, the policy's weights
+    collector.shutdown()
+
+
+def test_policies_without_weights() -> None:
+    with MultiSyncCollector([make_counting] * 2, frames_per_batch=8) as collector:
+        collector.update_policy_weights_()  # as every training loop does
+        with pytest.raises(TypeError, match="no weights to update"):
+            collector.update_policy_weights_({"weight": torch.zeros(1)})
+    with MultiSyncCollector(
+        [make_counting] * 2, versioned()[1], frames_per_batch=8, weight_sync_schemes={"policy": NoWeightSyncScheme()}
+    ) as collector:
+        collector.update_policy_weights_()
+        assert next(iter(collector))["action"][0, 0, 0] == 0
+
+
+def make_env_with_module() -> Any:
+    env = make_counting()
+    env.transform = [nn.Linear(2, 1)]
+    return env
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_module_in_the_env_by_its_path(workers: int) -> None:
+    path = "env.transform[0]"
+    collector = MultiSyncCollector(
+        [make_env_with_module] * 2,
+        deterministic(),
+        frames_per_batch=8,
+        num_workers=workers,
+        weight_sync_schemes={"policy": SharedMemWeightSyncScheme(), path: SharedMemWeightSyncScheme()},
+    )
+    trained = nn.Linear(2, 1)
+    collector.update_policy_weights_(trained, model_id=path)
+    assert torch.equal(collector.getattr_env("transform")[0].weight, trained.weight)
+    trained.weight.data.fill_(9)
+    collector.update_policy_weights_(weights_dict={"policy": deterministic(), path: trained})
+    assert bool((collector.getattr_env("transform")[0].weight == 9).all())
+    collector.shutdown()
+
+
+def test_async_sends_return_at_once_and_arrive() -> None:
+    network, policy = versioned()
+    scheme = SharedMemWeightSyncScheme(sync=False)
+    collector = MultiSyncCollector(
+        [make_counting] * 2, policy, frames_per_batch=8, weight_sync_schemes={"policy": scheme}
+    )
+    batches = iter(collector)
+    for version in range(1, 20):
+        network.set(version)
+        collector.update_policy_weights_()
+        assert next(batches)["action"][0, 0, 0] == version  # orders come after weights
+    collector.shutdown()
+
+
+def test_a_worker_that_does_not_answer_is_named() -> None:
+    scheme = SharedMemWeightSyncScheme(timeout_s=0.3)
+    collector = MultiSyncCollector(
+        [make_counting] * 2,
+        deterministic(),
+        frames_per_batch=8,
+        num_workers=2,
+        weight_sync_schemes={"policy": scheme},
+    )
+    pid = collector.stats()["workers"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WeightSyncError, match=r"worker 1 did not apply the weights within 0\.3 s"):
+        collector.update_policy_weights_()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"worker 1 .*SIGKILL"):
+        collector.update_policy_weights_()
+    collector.shutdown()
+
+
+# -- lag -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["hold", "drop"])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_no_frame_is_older_than_allowed(when: str, lag: int) -> None:
+    network, policy = versioned()
+    collector = MultiAsyncCollector(
+        [make_counting] * 3,
+        policy,
+        frames_per_batch=20,
+        total_frames=1200,
+        num_workers=3,
+        track_policy_version=True,
+        max_policy_lag=lag,
+        on_policy_lag=when,
+    )
+    frames = 0
+    for version, batch in enumerate(collector):
+        assert int(batch["policy_version"].min()) >= collector.policy_version - lag
+        frames += batch.numel()
+        network.set(version + 1)
+        collector.update_policy_weights_()
+    assert frames == 1200
+    if when == "hold":
+        assert collector.stats()["dropped_frames"] == 0
+
+
+# -- schemes on their own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_life_of_a_scheme(kind: type[WeightSyncScheme]) -> None:
+    model = nn.Linear(2, 1)
+    scheme = kind("state_dict")
+    with pytest.raises(RuntimeError, match="init_on_sender"):
+        scheme.connect()
+    with pytest.raises(RuntimeError, match="not connected"):
+        scheme.send(model)
+    with pytest.raises(ValueError, match="to how many workers"):
+        scheme.init_on_sender(model=model)
+    with pytest.raises(ValueError, match="not both"):
+        scheme.init_on_sender(model=model, weights={}, num_workers=1)
+    scheme.init_on_sender(model_id="policy", model=model, num_workers=2)
+    with pytest.raises(RuntimeError, match="sender already"):
+        scheme.init_on_receiver(model=model)
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for index in range(2):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=receive_in_a_process, args=(scheme.for_worker(index), index, theirs))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    with pytest.raises(ValueError, match="for receivers"):
+        scheme.connect(worker_idx=0)
+    scheme.connect()
+    with pytest.raises(RuntimeError, match="connected already"):
+        scheme.connect()
+    assert [pipe.recv() for pipe in pipes] == [model.weight.tolist()] * 2
+    model.weight.data.fill_(3)
+    scheme.send()
+    assert [pipe.recv() for pipe in pipes] == [[[3.0, 3.0]]] * 2
+    scheme.send({"weight": torch.full((1, 2), 4.0), "bias": torch.zeros(1)}, worker_ids=[1])
+    assert pipes[1].recv() == [[4.0, 4.0]]
+    assert not pipes[0].poll(0)
+    model.weight.data.fill_(99)
+    scheme.send()
+    for pipe, process in zip(pipes, processes, strict=True):
+        assert pipe.recv() == [[99.0, 99.0]]
+        process.join(10)
+        assert process.exitcode == 0
+        process.close()
+        pipe.close()
+    scheme.shutdown()
+    scheme.shutdown()
+
+
+def test_strategies() -> None:
+    with pytest.raises(ValueError, match="'tensordict' or 'state_dict'"):
+        WeightStrategy("pickle")  # type: ignore[arg-type]
+    model, other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    for form in ("tensordict", "state_dict"):
+        strategy = WeightStrategy(form)  # type: ignore[arg-type]
+        weights = strategy.extract_weights(model)
+        model[0].weight.data.add_(1)
+        strategy.apply_weights(other, weights)
+        assert torch.equal(other[0].weight + 1, model[0].weight)
+        strategy.apply_weights(weights, model)
+        assert torch.equal(
+            strategy.extract_weights(weights)["0.weight" if form == "state_dict" else ("0", "weight")], model[0].weight
+        )
+        with pytest.raises(KeyError, match="do not fit"):
+            strategy.apply_weights(weights, {"0.weight": torch.zeros(2, 2)})
+
+
+# -- updaters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_updaters() -> None:
+    network, policy = versioned()
+    collector = Collector(make_counting(), policy, frames_per_batch=4, weight_updater=VanillaWeightUpdater)
+    given, _ = versioned(), None
+    given[0].set(3)
+    collector.update_policy_weights_(given[1])
+    assert network.version[0] == 3
+    assert collector.policy_version == 1
+    collector.shutdown()
+    called: list[int] = []
+    updater = MultiProcessedWeightUpdater()
+    updater.register_post_hook(lambda: called.append(1))
+    collector = MultiSyncCollector([make_counting] * 2, policy, frames_per_batch=8, weight_updater=updater)
+    assert updater.collector is collector
+    network.set(4)
+    collector.update_policy_weights_()
+    assert next(iter(collector))["action"][0, 0, 0] == 4
+    assert called == [1]
+    with pytest.raises(ValueError, match="one model"):
+        collector.update_policy_weights_(model_id="policy")
+    collector.shutdown()
+    collector = MultiSyncCollector(
+        [make_counting] * 2, policy, frames_per_batch=8, weight_updater=RemoteModuleWeightUpdater()
+    )
+    with pytest.raises(RuntimeError, match="give update_policy_weights_ the weights"):
+        collector.update_policy_weights_()
+    network.set(5)
+    collector.update_policy_weights_(policy)
+    assert next(iter(collector))["action"][0, 0, 0] == 5
+    collector.shutdown()
+    with pytest.raises(TypeError, match="must be a WeightUpdaterBase"):
+        Collector(make_counting(), policy, frames_per_batch=4, weight_updater=3)
+
+
+def test_subclassing_an_updater_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="WeightSyncScheme"):
+        type("Mine", (WeightUpdaterBase,), {})
+
+
+def test_updates_from_another_thread_do_not_get_lost() -> None:
+    """A trainer's thread updates while the main thread iterates."""
+    network, policy = versioned()
+    collector = MultiAsyncCollector([make_counting] * 2, policy, frames_per_batch=20, track_policy_version=True)
+    failures: list[BaseException] = []
+
+    def update() -> None:
+        try:
+            for version in range(1, 51):
+                network.set(version)
+                collector.update_policy_weights_()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=update)
+    batches = iter(collector)
+    next(batches)
+    thread.start()
+    while thread.is_alive():
+        batch = next(batches)
+        assert torch.equal(batch["action"][..., 0], batch["policy_version"].to(torch.float32))
+    thread.join()
+    assert not failures
+    assert collector.policy_version == 50
+    collector.shutdown()
