@@ -504,7 +504,7 @@ for batch in collector: pass
         pass
     started = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=10)
+    process.wait(timeout=10)
     assert time.monotonic() - started < 1
     assert wait_until(lambda: all_gone(mine), 1)
 

@@ -199,7 +199,7 @@ class BaseCollector(IterableDataset):
             self._keep_what_is_left(error, raw)
             self._iterator = None  # its generator ends with this
             if isinstance(error, Exception):  # Ctrl-C leaves the collector open, to go on with new episodes
-                self.shutdown(raise_on_error=False)
+                self.shutdown(timeout=1.0, raise_on_error=False)  # the error must not wait for long
             raise
         self._seconds += time.perf_counter() - started
         return batch

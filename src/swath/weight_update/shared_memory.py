@@ -80,8 +80,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         if worker not in self._told:
             assert self._memory is not None
             assert self._memory.descriptor is not None
-            channel.send("layout", self._layout)
-            channel.send_descriptor(self._memory.descriptor, 0)
+            channel.send_descriptor(self._memory.descriptor, "layout", self._layout)
             self._told.add(worker)
         channel.send("weights", sequence, version, self._slot)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -19,15 +20,20 @@ class Channel:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.fileno = connection.fileno
+        #: A trainer may send weights from another thread than the one that iterates.
+        self._sending = threading.RLock()
 
     def send(self, *message: Any) -> None:
         """Plain data."""
-        self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send_anything(self, *message: Any) -> None:
         """What may have functions and classes of a script in it."""
-        self.connection.send_bytes(pickling.dumps(message))
+        self.send_pickled(pickling.dumps(message))
+
+    def send_pickled(self, message: bytes) -> None:
+        with self._sending:
+            self.connection.send_bytes(message)
 
     def receive(self) -> tuple[Any, ...]:
         return pickle.loads(self.connection.recv_bytes())
@@ -35,8 +41,12 @@ class Channel:
     def has_message(self) -> bool:
         return self.connection.poll(0)
 
-    def send_descriptor(self, descriptor: int, receiver_pid: int) -> None:
-        reduction.send_handle(self.connection, descriptor, receiver_pid)
+    def send_descriptor(self, descriptor: int, *announcement: Any) -> None:
+        """A descriptor, right behind the message that announces it."""
+        with self._sending:
+            if announcement:
+                self.send(*announcement)
+            reduction.send_handle(self.connection, descriptor, 0)
 
     def receive_descriptor(self) -> int:
         return reduction.recv_handle(self.connection)

@@ -164,8 +164,8 @@ class Fleet:
         """Give a worker its board and its blueprint."""
         with contextlib.suppress(OSError):  # it died: found out below
             assert self._board.descriptor is not None
-            member.channel.send_descriptor(self._board.descriptor, member.process.pid)
-            member.channel.connection.send_bytes(member.payload)
+            member.channel.send_descriptor(self._board.descriptor)
+            member.channel.send_pickled(member.payload)
 
     def _await_hello(self, member: Member) -> None:
         while member.description is None:
@@ -190,8 +190,7 @@ class Fleet:
         key = member.number, member.life.number
         if key not in block.known_to:
             with contextlib.suppress(OSError):
-                member.channel.send("map", block.number, layout)
-                member.channel.send_descriptor(block.memory.descriptor, member.process.pid)
+                member.channel.send_descriptor(block.memory.descriptor, "map", block.number, layout)
             block.known_to.add(key)
 
     def call(self, name: str, *args: Any, members: Iterable[Member] | None = None, **kwargs: Any) -> list[Any]:

@@ -181,16 +181,21 @@ class Worker:
 
     def serve(self) -> None:
         while not self.leaving:
-            if self._orders:
+            if self._page.waiting[0]:
+                self._drain()
+            elif self._orders:
                 self._collect(self._orders.popleft())
             else:
                 self._handle(*self._channel.receive())
 
-    def _read_waiting(self) -> None:
-        """Between two steps: do what is asked."""
+    def _drain(self) -> None:
         self._page.waiting[0] = 0  # before reading, so that nothing is missed
         while self._channel.has_message():
             self._handle(*self._channel.receive())
+
+    def _read_waiting(self) -> None:
+        """Between two steps: do what is asked."""
+        self._drain()
         if self._unwanted or self.leaving:
             raise _Aborted
 
