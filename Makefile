@@ -4,11 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: setup demo test lint types bench docs clean help
+.PHONY: setup demo test test-all lint types bench docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
 	@echo "make test    set up, then lint, types and tests"
+	@echo "make test-all  as make test, with the tests that take minutes"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
@@ -36,6 +37,10 @@ types: setup
 
 test: setup lint types
 	$(BIN)/pytest
+
+# With what takes minutes: every layout in new interpreters, hundreds of kills.
+test-all: setup lint types
+	$(BIN)/pytest -m "slow or not slow"
 
 bench:
 	$(MAKE) --no-print-directory -C benchmarks bench

@@ -1,0 +1,175 @@
+"""What holds for every collector, whatever it runs on: one suite, run on each of them.
+
+A new collector is done when it passes. ``CountingEnv`` foretells every number; each env's data must be its own plain
+loop's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from counting import CountingEnv, assert_consistent, make_counting, plain_loop
+from leaks import no_leaks  # noqa: F401
+from policies_for_tests import deterministic
+from swath.collectors import AsyncCollector, BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from swath.envs import SerialEnv, next_seed
+from swath.errors import CollectorClosed
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+SEED = 7
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A collector, how many envs it has, and how to see its batches as ``{env: frames in order}``."""
+
+    name: str
+    make: Callable[..., BaseCollector]
+    envs: int
+    frames_per_batch: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def single(envs: int) -> Kind:
+    def make(policy: Any, **kwargs: Any) -> BaseCollector:
+        env = make_counting() if envs == 1 else SerialEnv(envs, make_counting)
+        return Collector(env, policy, frames_per_batch=STEPS * envs, **kwargs)
+
+    return Kind(f"Collector, {envs} envs", make, envs, STEPS * envs)
+
+
+def several(kind: type, envs: int, workers: int, method: str) -> Kind:
+    frames = STEPS * envs if kind is MultiSyncCollector else STEPS
+
+    def make(policy: Any, **kwargs: Any) -> BaseCollector:
+        return kind(
+            [make_counting] * envs,
+            policy,
+            frames_per_batch=frames,
+            num_workers=workers,
+            mp_start_method=method,
+            track_env=True,
+            **kwargs,
+        )
+
+    return Kind(f"{kind.__name__}, {envs} envs in {workers}, {method}", make, envs, frames)
+
+
+def one_worker(method: str) -> Kind:
+    def make(policy: Any, **kwargs: Any) -> BaseCollector:
+        return AsyncCollector(make_counting, policy, frames_per_batch=STEPS, mp_start_method=method, **kwargs)
+
+    return Kind(f"AsyncCollector, {method}", make, 1, STEPS)
+
+
+#: {1, 2, 3 workers} × {packed, not} × {fork server, spawn}.
+LAYOUTS = [(1, 1), (2, 2), (3, 3), (2, 1), (4, 2), (6, 3)]
+def all_multi(method: str) -> list[Kind]:
+    kinds = (MultiSyncCollector, MultiAsyncCollector)
+    made = [several(kind, envs, workers, method) for kind in kinds for envs, workers in LAYOUTS]
+    return [*made, one_worker(method)]
+
+
+KINDS = [single(1), single(3), *all_multi("forkserver")]
+#: A new interpreter takes seconds to import torch, so most of these are run by `make test-all` only.
+SPAWNED = [
+    pytest.param(kind, marks=() if kind.envs == 2 and "in 1" in kind.name else pytest.mark.slow)
+    for kind in all_multi("spawn")
+]
+
+
+def by_env(kind: Kind, batches: list[TensorDict]) -> dict[int, TensorDict]:
+    """Each env's frames in order."""
+    pieces: dict[int, list[TensorDict]] = {}
+    for batch in batches:
+        batch = batch.copy()
+        collector = batch.pop("collector")
+        rows = batch.reshape(-1, batch.shape[-1])
+        numbers = collector.get("env", None)
+        for index, row in enumerate(rows):
+            env = index if numbers is None else int(numbers.reshape(rows.shape)[index, 0])
+            pieces.setdefault(env, []).append(row)
+    return {env: torch.cat(each) for env, each in pieces.items()}  # type: ignore[arg-type]
+
+
+def fields(batch: TensorDict) -> dict[Any, torch.dtype]:
+    return {key: leaf.dtype for key, leaf in batch.items(True, True) if key != ("collector", "env")}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SPAWNED], ids=str)
+def test_contract(kind: Kind) -> None:
+    policy = deterministic()
+    total = kind.frames_per_batch * 7 + 11
+    collector = kind.make(policy, total_frames=total, track_policy_version=True)
+
+    # Seeds: the following one is returned; the same seed gives the same episodes, in each env other ones.
+    seeds = [SEED]
+    while len(seeds) <= kind.envs:
+        seeds.append(next_seed(seeds[-1]))
+    assert collector.set_seed(SEED) == seeds[-1]  # type: ignore[attr-defined]
+
+    # Counts: exact, and as many batches as foretold.
+    expected = len(collector)
+    batches = list(collector)
+    assert len(batches) == expected
+    assert sum(batch.numel() for batch in batches) == total == collector.stats()["frames"]
+    assert all(batch.names[-1] == "time" for batch in batches)
+    assert all(leaf.is_contiguous() for batch in batches[:7] for leaf in batch.values(True, True))
+
+    # Keys and dtypes: those of the single collector.
+    (alone,) = Collector(make_counting(), policy, frames_per_batch=4, total_frames=4, track_policy_version=True)
+    assert fields(batches[0]) == fields(alone)
+
+    # Boundaries and ids: every trajectory whole and in order, an id for each, over all envs.
+    assert_consistent(batches)
+    starts = sum(int((batch["observation"][..., 1] == 0).sum()) for batch in batches)
+    ids = torch.cat([batch["collector", "traj_ids"].reshape(-1) for batch in batches])
+    assert len(ids.unique()) == starts
+
+    # Data: each env's is its plain loop's. (A policy's matrix product of several rows may round otherwise than of one.)
+    for env, got in by_env(kind, batches).items():
+        oracle = plain_loop([CountingEnv()], [seeds[env]], policy, len(got), batched=False)[0]
+        for key in ("observation", "action", "done", ("next", "observation"), ("next", "reward"), ("next", "done")):
+            torch.testing.assert_close(got[key], oracle[key], msg=lambda text, key=key: f"{key}: {text}")
+
+    # The end: closed, and iterating again yields nothing.
+    assert list(collector) == []
+    collector.shutdown()
+
+    # Weights: what was not sent is not used, what was sent is; the version says so.
+    collector = kind.make(policy, track_policy_version=True)
+    stream = iter(collector)
+    next(stream)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+    collector.update_policy_weights_()  # type: ignore[attr-defined]
+    for _ in range(3 * kind.envs):
+        batch = next(stream)
+        new = batch["policy_version"] == 1
+        assert not batch["action"][new].any()
+    assert bool(new.any())
+
+    # State: counters go on, ids are not used again.
+    state = collector.state_dict()  # type: ignore[attr-defined]
+    seen = collector.stats()["frames"]
+    used = batch["collector", "traj_ids"].max()
+    collector.shutdown()
+    collector.shutdown()
+    with pytest.raises(CollectorClosed, match="make a new one"):
+        next(iter(collector))
+    resumed = kind.make(policy, total_frames=seen + kind.frames_per_batch)
+    resumed.load_state_dict(state)  # type: ignore[attr-defined]
+    rest = list(resumed)
+    assert sum(batch.numel() for batch in rest) == kind.frames_per_batch
+    if kind.envs == 1:
+        assert min(int(batch["collector", "traj_ids"].min()) for batch in rest) > int(used)
