@@ -73,6 +73,8 @@ def one_worker(method: str) -> Kind:
 
 #: {1, 2, 3 workers} × {packed, not} × {fork server, spawn}.
 LAYOUTS = [(1, 1), (2, 2), (3, 3), (2, 1), (4, 2), (6, 3)]
+
+
 def all_multi(method: str) -> list[Kind]:
     kinds = (MultiSyncCollector, MultiAsyncCollector)
     made = [several(kind, envs, workers, method) for kind in kinds for envs, workers in LAYOUTS]

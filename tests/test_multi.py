@@ -665,3 +665,58 @@ def test_single_collector_has_the_same_data() -> None:
     collector = multi(MultiSyncCollector, 3, 1, policy, frames_per_batch=90, total_frames=270)
     collector.set_seed(SEED)
     assert_same(without_ids(torch.cat(list(collector), 1)), without_ids(expected))
+
+
+def test_whole_episodes_survive_preemption() -> None:
+    """What a stopped worker did not collect is not the end of an episode."""
+    from slow_envs import Sleeping
+
+    collector = MultiSyncCollector(
+        [lambda: make_counting(9), Sleeping],
+        frames_per_batch=100,
+        total_frames=600,
+        num_workers=2,
+        preemptive_threshold=0.5,
+        trajs_per_batch=3,
+        traj_format="cat",
+    )
+    for batch in collector:
+        assert_consistent([batch])
+
+
+def test_state_in_async_mode_counts_random_frames_under_way_as_due() -> None:
+    policy = TensorDictModule(Marking(), in_keys=["observation"], out_keys=["action", "mark"])
+
+    def make() -> Any:
+        return multi(MultiAsyncCollector, 2, 1, policy, frames_per_batch=10, total_frames=200, init_random_frames=50)
+
+    collector = make()
+    seen = [next(iter(collector))]
+    state = collector.state_dict()
+    collector.shutdown()
+    resumed = make()
+    resumed.load_state_dict(state)
+    seen += list(resumed)
+    assert sum(int((batch["mark"] == 0).sum()) for batch in seen) == 50
+
+
+def test_a_forked_process_cannot_use_it() -> None:
+    import os
+
+    collector = multi(MultiSyncCollector, 2, total_frames=-1)
+    pid = os.fork()
+    if not pid:
+        try:
+            next(iter(collector))
+            code = 1
+        except RuntimeError as error:
+            code = 0 if "belong to process" in str(error) else 2
+        os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert next(iter(collector)).numel() == 12
+    collector.shutdown()
+
+
+def test_lag_and_whole_episodes_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="max_policy_lag does not go with trajs_per_batch"):
+        multi(MultiAsyncCollector, max_policy_lag=1, trajs_per_batch=2)

@@ -12,7 +12,7 @@ SwathError
 ├── WorkerError (RuntimeError)           a worker process could not go on
 │   ├── WorkerDied                       … it was killed, or left by itself
 │   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
-│   └── WorkerRaised                     … it raised an exception that cannot be pickled
+│   └── WorkerRaised                     … it raised an exception that cannot leave its process
 ├── WeightSyncError (RuntimeError)       weights did not reach a worker
 ├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
 └── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
@@ -99,7 +99,7 @@ class WorkerHangs(WorkerError, TimeoutError):
 
 
 class WorkerRaised(WorkerError):
-    """A worker raised an exception that cannot be pickled; this has its text."""
+    """A worker raised an exception that cannot be pickled, or is no error (``SystemExit``); this has its text."""
 
 
 class WeightSyncError(SwathError, RuntimeError):

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from swath.collectors.finite import require_finite
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
-from swath.errors import CollectorClosed, NoLength
+from swath.errors import CollectorClosed, NoLength, WorkerError
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,13 @@ class BaseCollector(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         """Batches until ``total_frames``; then the collector closes. A ``break`` leaves it open, to go on later."""
         if self._closed and not self._complete:
-            raise CollectorClosed(
-                f"this {type(self).__name__} was shut down after {self._frames:,} frames; make a new one"
-            )
+            raise self._is_closed()
         return self.iterator()
+
+    def _is_closed(self) -> CollectorClosed:
+        return CollectorClosed(
+            f"this {type(self).__name__} was shut down after {self._frames:,} frames; make a new one"
+        )
 
     def iterator(self) -> Iterator[Any]:
         """The generator behind iteration."""
@@ -196,6 +199,8 @@ class BaseCollector(IterableDataset):
                     self.replay_buffer.extend(batch)
                     batch = None
         except BaseException as error:
+            if self._closed and isinstance(error, WorkerError):  # another thread has shut it down
+                raise self._is_closed() from None
             self._keep_what_is_left(error, raw)
             self._iterator = None  # its generator ends with this
             if isinstance(error, Exception):  # Ctrl-C leaves the collector open, to go on with new episodes

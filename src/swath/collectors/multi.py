@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -137,6 +139,8 @@ class MultiCollector(BaseCollector):
         **others: Any,
     ) -> None:
         self._closed = True  # until there is something to close
+        self.lock = threading.RLock()
+        self._is_by_episode = trajs_per_batch is not None
         self._own_arguments(others)
         refuse_unknown(others, type(self), MultiCollector)
         if sync is not None and bool(sync) != self._is_shared:
@@ -243,6 +247,7 @@ class MultiCollector(BaseCollector):
                 restarts=int(restart_workers),
                 step_timeout_s=step_timeout_s,
                 on_restart=self._welcome_back,
+                lock=self.lock,
             )
             self._description = self._agree()
             budget = self._set_up(total_frames)
@@ -283,8 +288,12 @@ class MultiCollector(BaseCollector):
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
 
-    def _discard(self) -> None:
-        """Forget what is under way: workers were told so."""
+    def _has_work(self, member: Member) -> bool:
+        """Whether there are frames of a worker that were not delivered."""
+        return False
+
+    def _discard(self, members: Sequence[Member]) -> None:
+        """Forget what these workers have under way; they were told so."""
 
     def _resume(self, member: Member) -> None:
         """A worker was started again: give it back its orders."""
@@ -377,13 +386,17 @@ class MultiCollector(BaseCollector):
     def wake_worker(self, worker: int, model_id: str) -> None:
         self._fleet.send(self._fleet.members[worker], "weights", model_id, wake=True)
 
+    def worker_answered(self, worker: int) -> None:
+        self._fleet.members[worker].due -= 1
+
     def worker_sentinel(self, worker: int) -> int:
-        return self._fleet.members[worker].process.sentinel
+        return self._fleet.members[worker].sentinel
+
+    def look_at_workers(self, workers: Sequence[int]) -> None:
+        self._fleet.look_for_hangs([self._fleet.members[worker] for worker in workers])
 
     def worker_gone(self, worker: int) -> None:
-        member = self._fleet.members[worker]
-        self._fleet._drain(member)
-        self._fleet.handle_loss(member)
+        self._fleet.handle_end(self._fleet.members[worker])
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
@@ -505,16 +518,27 @@ class MultiCollector(BaseCollector):
     # -- control ---------------------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
+        if self._fleet.owner_pid != os.getpid():
+            raise RuntimeError(
+                f"this collector's workers belong to process {self._fleet.owner_pid}, and this is {os.getpid()}; make "
+                "the collector in the process that iterates over it (a DataLoader: num_workers=0)"
+            )
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
+
+    def _ask(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of workers, which go on afterwards with what they do."""
+        self._require_open()
+        return self._fleet.call(name, *args, **kwargs)
 
     def _call_idle(self, name: str, *args: Any, members: Sequence[Member] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of workers that changes what they are in: what is under way is discarded."""
         self._require_open()
-        for member in self._fleet.members if members is None else members:
-            self._fleet.send(member, "void", wake=True)
-        results = self._fleet.call(name, *args, members=members, **kwargs)
-        self._discard()
+        chosen = self._fleet.members if members is None else members
+        for member in chosen:
+            self._fleet.send(member, "void", self._has_work(member), wake=True)
+        results = self._fleet.call(name, *args, members=chosen, **kwargs)
+        self._discard(chosen)
         return results
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
@@ -591,22 +615,22 @@ class MultiCollector(BaseCollector):
 
     def getattr_env(self, name: str) -> Any:
         """An attribute of the first worker's env."""
-        return self._fleet.call("getattr_env", name, members=self._fleet.members[:1])[0]
+        return self._ask("getattr_env", name, members=self._fleet.members[:1])[0]
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the first worker's policy."""
-        return self._fleet.call("getattr_policy", name, members=self._fleet.members[:1])[0]
+        return self._ask("getattr_policy", name, members=self._fleet.members[:1])[0]
 
     def getattr_rb(self, name: str) -> Any:
         return getattr(self.replay_buffer, name)
 
     def get_distant_attr(self, path: str) -> list[Any]:
         """An attribute of each worker's collector by its dotted path, such as ``"env.batch_size"``."""
-        return self._fleet.call("get_distant_attr", path)
+        return self._ask("get_distant_attr", path)
 
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``path`` (such as ``"env.set_level"``) in every worker."""
-        return self._fleet.call("cascade_execute", path, *args, **kwargs)
+        return self._ask("cascade_execute", path, *args, **kwargs)
 
     def map_fn(
         self, name: str, list_of_args: Sequence[Any] | None = None, list_of_kwargs: Sequence[Any] | None = None
@@ -618,7 +642,7 @@ class MultiCollector(BaseCollector):
         args = list_of_args or [()] * self.num_workers
         kwargs = list_of_kwargs or [{}] * self.num_workers
         return [
-            self._fleet.call("cascade_execute", name, *args[i], members=[member], **kwargs[i])[0]
+            self._ask("cascade_execute", name, *args[i], members=[member], **kwargs[i])[0]
             for i, member in enumerate(self._fleet.members)
         ]
 
@@ -631,7 +655,7 @@ class MultiCollector(BaseCollector):
         """Profile the first rollouts of worker 0 with torch's profiler; see ``ProfileConfig`` for the arguments."""
         if self._iter:
             raise RuntimeError("enable_profile must be called before the first batch is collected")
-        self._fleet.call("cascade_execute", "enable_profile", members=self._fleet.members[:1], **config)
+        self._ask("cascade_execute", "enable_profile", members=self._fleet.members[:1], **config)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class _Pending:
 class _Piece:
     """A batch that waits to be delivered: one member's part of a block."""
 
+    worker: int
     leaves: dict[Key, torch.Tensor]
     lead: Sequence[int]
     versions: list[tuple[int, int]]
@@ -78,6 +79,11 @@ class MultiAsyncCollector(MultiCollector):
         if lag is not None and (isinstance(lag, bool) or not isinstance(lag, int) or lag < 0):
             raise ValueError(f"max_policy_lag is a number of updates, at least 0; got {lag!r}")
         self._max_lag: int | None = lag
+        if lag is not None and self._is_by_episode:
+            raise ValueError(
+                "max_policy_lag does not go with trajs_per_batch: an episode is delivered when it is complete, and its "
+                "first frames may be older than any limit by then"
+            )
         when = others.pop("on_policy_lag", "hold")
         if when not in ("hold", "drop"):
             raise ValueError(f"on_policy_lag must be 'hold' or 'drop', got {when!r}")
@@ -107,6 +113,13 @@ class MultiAsyncCollector(MultiCollector):
         if len({layout.steps[0] for layout in self._layouts}) > 1:
             raise NoLength("with several frames_per_batch the number of batches depends on which worker is faster")
         return super().__len__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of what was delivered: what is under way is not in it, and its random frames are still due."""
+        state = super().state_dict()
+        under_way = [each.random_frames for pending in self._pending for each in pending.values()]
+        state["random_frames_left"] += sum(under_way) + sum(piece.random_frames for piece in self._pieces)
+        return state
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "dropped_frames": self._dropped}
@@ -213,16 +226,20 @@ class MultiAsyncCollector(MultiCollector):
             self._send_order(member, old.block, order)
             kept = 0  # only the first was begun
 
-    def _discard(self) -> None:
+    def _has_work(self, member: Member) -> bool:
+        return bool(self._pending[member.number]) or any(piece.worker == member.number for piece in self._pieces)
+
+    def _discard(self, members: Sequence[Member]) -> None:
         """Workers have forgotten their orders: their blocks are free, and their random frames are still due."""
-        for worker, pending in enumerate(self._pending):
-            for each in pending.values():
+        workers = {member.number for member in members}
+        for worker in workers:
+            for each in self._pending[worker].values():
                 self._random_frames_left += each.random_frames
                 self._pools[worker].give_back(each.block)
-            pending.clear()
-        self._fleet.arrived.clear()
-        self._random_frames_left += sum(piece.random_frames for piece in self._pieces)
-        self._pieces.clear()
+            self._pending[worker].clear()
+        self._fleet.arrived = deque(entry for entry in self._fleet.arrived if entry[0].number not in workers)
+        self._random_frames_left += sum(piece.random_frames for piece in self._pieces if piece.worker in workers)
+        self._pieces = deque(piece for piece in self._pieces if piece.worker not in workers)
 
     # -- delivering ------------------------------------------------------------------------------------------------
 
@@ -257,10 +274,10 @@ class MultiAsyncCollector(MultiCollector):
             random_left -= random_frames
             if steps:
                 cut = own if steps == order.steps[0] else {k: leaf[:, :steps].contiguous() for k, leaf in own.items()}
-                pieces.append(_Piece(cut, layout.env_size, ready.versions, steps * each, random_frames))
+                pieces.append(_Piece(worker, cut, layout.env_size, ready.versions, steps * each, random_frames))
             if rest:
                 last = {key: leaf[:rest, steps : steps + 1].contiguous() for key, leaf in own.items()}
-                pieces.append(_Piece(last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
+                pieces.append(_Piece(worker, last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
         return pieces
 
     def _deliver(self, piece: _Piece) -> TensorDictBase | None:

@@ -193,10 +193,10 @@ class MultiSyncCollector(MultiCollector):
         """Nobody waits for this batch any more. The block is not used again: workers may still write into it."""
         self._batch = None
         for member in self._fleet.members:
-            self._fleet.send(member, "void", wake=True)
+            self._fleet.send(member, "void", True, wake=True)  # also what is complete will not be delivered
         self._pool.forget(batch.block)
 
-    def _discard(self) -> None:
+    def _discard(self, members: Sequence[Member]) -> None:
         self._fleet.arrived.clear()
 
     def _resume(self, member: Member) -> None:

@@ -125,16 +125,16 @@ class TrajectoryAssembler:
         for env in range(rows.shape[0]):
             start = 0
             env_ids = ids.reshape(rows.shape)[env]
+            env_ids = env_ids[: int((env_ids >= 0).sum())]  # what a worker that was stopped did not collect is behind
+            if not len(env_ids):
+                continue
             # A change of id without an end is an episode that was cut short: it will never be complete.
             cuts = (env_ids[1:] != env_ids[:-1]).nonzero().reshape(-1).tolist()
-            stops = sorted({*ends[env].nonzero().reshape(-1).tolist(), *cuts, rows.shape[1] - 1})
+            stops = sorted({*ends[env].nonzero().reshape(-1).tolist(), *cuts, len(env_ids) - 1})
             for stop in stops:
                 # A copy: a view would keep the whole batch alive, and see what is written there next.
                 piece = rows[env, start : stop + 1].clone()
                 traj_id = int(env_ids[start])
-                if traj_id < 0:  # not collected: the worker was stopped before
-                    start = stop + 1
-                    continue
                 self._pending.setdefault(traj_id, []).append(piece)
                 if bool(ends[env, stop]):
                     pieces = self._pending.pop(traj_id)

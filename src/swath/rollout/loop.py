@@ -173,6 +173,10 @@ class Rollout:
         self._unfinished = False
         self.reset()
 
+    def give_up(self) -> None:
+        """As ``abandon``, once nothing is under way any more."""
+        self._unfinished = True
+
     def begin(self) -> None:
         """Start the episodes that are due."""
         if self._needs_reset:

@@ -19,6 +19,9 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
             {name: tensor.detach().cpu() for name, tensor in weights.items()}, pickle.HIGHEST_PROTOCOL
         )
 
+    def _published(self) -> dict[str, torch.Tensor]:
+        return pickle.loads(self._pickled)
+
     def _post(self, worker: int, channel: Channel, sequence: int, version: int | None) -> None:
         channel.send("weights", sequence, version, self._pickled)
 

@@ -17,6 +17,7 @@ so they are applied as a whole, also in the middle of a batch; and ``send`` retu
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
@@ -32,10 +33,14 @@ from swath.workers.channel import Channel, pack, unpack
 from swath.workers.memory import require_descriptors
 
 DEFAULT_TIMEOUT_S = 120.0
+_LOOK_EVERY_S = 0.2
 
 
 class SenderContext(Protocol):
     """What a scheme needs of the collector on the trainer's side."""
+
+    #: Held while weights are sent.
+    lock: Any
 
     def wake_worker(self, worker: int, model_id: str) -> None:
         """Let the worker wait for weights of this model, which are about to be posted."""
@@ -43,6 +48,14 @@ class SenderContext(Protocol):
 
     def worker_sentinel(self, worker: int) -> int:
         """Ready when the worker's process has ended."""
+        ...
+
+    def worker_answered(self, worker: int) -> None:
+        """The worker has applied what it was woken for."""
+        ...
+
+    def look_at_workers(self, workers: Sequence[int]) -> None:
+        """End those that hang, where a limit was given."""
         ...
 
     def worker_gone(self, worker: int) -> None:
@@ -91,7 +104,12 @@ class WeightSyncScheme:
         #: Workers that have not acknowledged, and the number of what they were sent.
         self._unanswered: dict[int, int] = {}
         self._sequence = 0
-        self._last_version: int | None = None
+        #: Which publication each worker was sent last, with its version.
+        self._last: dict[int, tuple[int, int | None]] = {}
+        #: Publications that some worker has last and that are not in the buffer any more.
+        self._kept: dict[int, Any] = {}
+        #: Weights may be sent from several threads.
+        self._lock = threading.RLock()
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
@@ -121,6 +139,7 @@ class WeightSyncScheme:
         self.model_id = model_id or "policy"
         if context is not None:
             self._context = weakref.ref(context)
+            self._lock = getattr(context, "lock", self._lock)
             num_workers = context.num_workers if num_workers is None else num_workers
         elif num_workers is None:
             counted = devices if devices is not None else params_map
@@ -254,28 +273,47 @@ class WeightSyncScheme:
             WeightSyncError: a worker did not apply them in time.
         """
         self._require("sender")
+        with self._lock:
+            self._send(weights, worker_ids, version)
+
+    def _send(self, weights: Any, worker_ids: int | Iterable[int] | None, version: int | None) -> None:
         workers = self._addressed(worker_ids)
         source = weights if weights is not None else self._source()
         if source is None:
             raise RuntimeError("send: there are no weights to send; give them, or a model in init_on_sender")
         if isinstance(source, dict) and source and all(isinstance(name, int) for name in source):
             for worker, own in source.items():
-                self.send(own, [worker], version=version)
+                self._send(own, [worker], version)
             return
         self.finish()
+        self._keep_for_others(workers)
         self._publish({n: t for n, t in flat_weights(source).items() if isinstance(t, torch.Tensor)})
-        self._last_version = version
         self._sequence += 1
         for worker in workers:
+            self._last[worker] = self._sequence, version
             self._post_to(worker, version)
         if self.sync:
             self.finish()
 
+    def _keep_for_others(self, workers: Sequence[int]) -> None:
+        """Before something is published that is not for all: copy what the others would need if they started again."""
+        needed = {sequence for worker, (sequence, _) in self._last.items() if worker not in workers}
+        if self._sequence in needed:
+            self._kept[self._sequence] = self._published()
+        self._kept = {sequence: weights for sequence, weights in self._kept.items() if sequence in needed}
+
     def resend(self, worker: int) -> None:
-        """Give a worker that has just started what was sent last, and wait."""
-        if self._sequence:
-            self._post_to(worker, self._last_version)
-            self.finish()
+        """Give a worker that has just started what its predecessor was sent last, and wait."""
+        with self._lock:
+            if worker not in self._last:
+                return
+            sequence, version = self._last[worker]
+            if sequence == self._sequence:
+                self._post_to(worker, version)
+                self.finish()
+            else:
+                self._send(self._kept[sequence], [worker], version)
+                self.finish()
 
     def _post_to(self, worker: int, version: int | None) -> None:
         self._unanswered[worker] = self._sequence
@@ -301,13 +339,22 @@ class WeightSyncScheme:
 
     def finish(self) -> None:
         """Wait until all workers have applied what they were sent."""
+        with self._lock:
+            self._finish()
+
+    def _finish(self) -> None:
         deadline = monotonic() + self.timeout_s
         failures: list[BaseException] = []
         while self._unanswered:
             context = self._get_context()
             channels = {self._channels[worker].connection: worker for worker in self._unanswered}
             sentinels = {} if context is None else {context.worker_sentinel(w): w for w in self._unanswered}
-            ready = wait([*channels, *sentinels], timeout=max(0.0, deadline - monotonic()))
+            left_s = max(0.0, deadline - monotonic())
+            ready = wait([*channels, *sentinels], timeout=left_s if context is None else min(left_s, _LOOK_EVERY_S))
+            if not ready and left_s > 0:
+                if context is not None:
+                    context.look_at_workers(list(self._unanswered))
+                continue
             if not ready:
                 late = sorted(self._unanswered)
                 self._unanswered.clear()
@@ -339,6 +386,9 @@ class WeightSyncScheme:
             return []  # its sentinel will tell
         if self._unanswered.get(worker) == sequence:
             del self._unanswered[worker]
+            context = self._get_context()
+            if context is not None:
+                context.worker_answered(worker)
         if kind == "failed":
             return [unpack(details[0], worker, f"worker {worker}, while it applied weights")]
         return []
@@ -404,6 +454,10 @@ class WeightSyncScheme:
 
     def _publish(self, weights: dict[str, torch.Tensor]) -> None:
         """Have these weights ready to be posted."""
+        raise NotImplementedError
+
+    def _published(self) -> dict[str, torch.Tensor]:
+        """A copy of what was published last."""
         raise NotImplementedError
 
     def _post(self, worker: int, channel: Channel, sequence: int, version: int | None) -> None:

@@ -76,6 +76,9 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
             for name, view in self._slots[self._slot].items():
                 view.copy_(weights[name])
 
+    def _published(self) -> dict[str, torch.Tensor]:
+        return {name: view.clone() for name, view in self._slots[self._slot].items()}
+
     def _post(self, worker: int, channel: Channel, sequence: int, version: int | None) -> None:
         if worker not in self._told:
             assert self._memory is not None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
-
-import cloudpickle
 
 from swath.errors import WorkerRaised
 from swath.workers import pickling
@@ -77,11 +76,12 @@ class Packed(NamedTuple):
 
 
 def pack(error: BaseException) -> Packed:
-    try:
-        pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)  # some can be pickled and not be unpickled
-    except Exception:
-        pickled = None
+    pickled = None
+    if isinstance(error, Exception):  # an env's sys.exit() must not end its owner, too
+        with suppress(Exception):
+            data = pickling.dumps(error)
+            pickle.loads(data)  # some can be pickled and not be unpickled
+            pickled = data
     text = "".join(traceback.format_exception(error))
     return Packed(pickled, type(error).__name__, str(error), getattr(error, "__notes__", []), text)
 
@@ -90,7 +90,7 @@ def unpack(packed: Packed, worker: int, who: str) -> BaseException:
     """The exception, with its own type and the remote traceback as its cause."""
     error: BaseException
     if packed.pickled is None:
-        error = WorkerRaised(f"{packed.kind}: {packed.message} (this exception cannot be pickled)", worker)
+        error = WorkerRaised(f"{packed.kind}: {packed.message} (an exception that cannot leave its process)", worker)
         for note in packed.notes:
             error.add_note(note)
     else:

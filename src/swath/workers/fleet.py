@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -47,6 +48,10 @@ class Member:
     payload: bytes
     process: Any = None
     channel: Channel = None  # type: ignore[assignment]
+    #: Ready when the process has ended. (Not ``process.sentinel``: a child of the worker may hold that open.)
+    sentinel: int = -1
+    #: Its end of the channel is closed.
+    hung_up: bool = False
     life: Life = field(default_factory=Life)
     description: Description | None = None
     replies: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -91,6 +96,8 @@ class Fleet:
         restarts: how often each worker may be started again.
         step_timeout_s: how long a step may take; None for ever.
         on_restart: called with a worker that was started again, before it gets an order.
+        lock: held while messages are sorted in and workers are started again. A trainer may send weights from another
+            thread, and so notice a death: schemes hold the same one.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class Fleet:
         restarts: int = 0,
         step_timeout_s: float | None = None,
         on_restart: Callable[[Member, BaseException], None] | None = None,
+        lock: Any = None,
     ) -> None:
         self._method: StartMethod = method
         self._receivers = receivers
@@ -112,6 +120,7 @@ class Fleet:
         self._on_restart = on_restart
         self._board = SharedMemory(PAGE_BYTES * len(blueprints))
         self._num_calls = 0
+        self._lock = threading.RLock() if lock is None else lock
         self._reviving: set[int] = set()
         self._next_look_at = 0.0
         #: Batches that are there and were not taken yet, in the order in which they came.
@@ -158,6 +167,8 @@ class Fleet:
                 f"worker {member.number} could not be started: the server that forks workers is gone (was it killed?)",
                 member.number,
             ) from error
+        member.sentinel = os.pidfd_open(member.process.pid) if hasattr(os, "pidfd_open") else member.process.sentinel
+        member.hung_up = False
         self._started(member.number)
 
     def _hand_over(self, member: Member) -> None:
@@ -176,7 +187,7 @@ class Fleet:
 
     def send(self, member: Member, *message: Any, wake: bool = False) -> None:
         """A message; with ``wake`` also in the middle of a batch. To a dead worker it is lost: the next wait tells."""
-        if message[0] == "collect":
+        if message[0] in ("collect", "weights"):
             self._now_due(member)
         elif message[0] == "void":
             member.due = 0
@@ -231,39 +242,49 @@ class Fleet:
         """
         members = self.members if members is None else members
         gone = self._wait_for(members, timeout_s)
-        for member in [*gone, *(m for m in members if m.failure is not None and m not in gone)]:
-            self.handle_loss(member)
+        with self._lock:
+            for member in members:
+                if member.failure is not None or (member in gone and has_ended(member)):
+                    self.handle_loss(member)
+
+    def handle_end(self, member: Member) -> None:
+        """A worker's process has ended, as another thread may have noticed already."""
+        with self._lock:
+            if has_ended(member):
+                self._drain(member)
+                self.handle_loss(member)
 
     def _wait_for(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
         """Members that died meanwhile, and left no exception, are returned."""
         watching = self._step_timeout_s is not None
         limit = min(timeout_s or _SECONDS_BETWEEN_LOOKS, _SECONDS_BETWEEN_LOOKS) if watching else timeout_s
         channels = {member.channel.connection: member for member in members}
-        sentinels = {member.process.sentinel: member for member in members}
+        sentinels = {member.sentinel: member for member in members}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             ready = wait([*channels, *sentinels], timeout=limit)
             if watching:
-                self._look_for_hangs(members)
+                self.look_for_hangs(members)
             if ready or not watching:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 break
         gone = []
-        for entry in ready:
-            if entry in channels:
-                self._drain(channels[entry])  # type: ignore[index]
-        for entry in ready:
-            member = sentinels.get(entry)  # type: ignore[call-overload]
-            if member is not None:
-                self._drain(member)  # what it said before it died
-                if member.failure is None:
-                    gone.append(member)
+        with self._lock:
+            for entry in ready:
+                if entry in channels:
+                    self._drain(channels[entry])  # type: ignore[index]
+            for member in members:
+                ended = member.sentinel in ready or member.hung_up
+                if ended and member.channel.connection in channels:  # else another thread has started it again
+                    self._drain(member)  # what it said before it died
+                    if member.failure is None:
+                        gone.append(member)
         return gone
 
     def _drain(self, member: Member) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while member.channel.has_message():
+        try:
+            while not member.hung_up and member.channel.has_message():
                 kind, *arguments = member.channel.receive()
                 member.due -= kind in ("ready", "reply")
                 if kind == "ready":
@@ -276,16 +297,17 @@ class Fleet:
                 else:  # failed
                     order, packed, steps = arguments
                     member.failure = unpack(packed, member.number, member.who), order, steps
+        except (EOFError, OSError):
+            member.hung_up = True
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def _look_for_hangs(self, members: Sequence[Member]) -> None:
+    def look_for_hangs(self, members: Sequence[Member]) -> None:
         """Kill workers that owe something and do not get on."""
         now = time.monotonic()
-        if now < self._next_look_at:
+        if self._step_timeout_s is None or now < self._next_look_at:
             return
         self._next_look_at = now + _SECONDS_BETWEEN_LOOKS
-        assert self._step_timeout_s is not None
         for member in members:
             beat = member.page.integer("beat"), member.page.integer("batches")
             if member.due <= 0 or beat != member.beat:
@@ -302,12 +324,11 @@ class Fleet:
     def _kill(self, member: Member) -> None:
         with contextlib.suppress(OSError, ValueError):
             os.kill(member.process.pid, signal.SIGKILL)
-            member.process.join(2.0)
+        wait([member.sentinel], timeout=2.0)
 
     def obituary(self, member: Member) -> WorkerDied:
         """Who died, how, and what to do."""
-        member.process.join(1.0)
-        code = member.process.exitcode
+        code = self._exit_code(member)
         if code is not None and code < 0:
             try:
                 name = signal.Signals(-code).name
@@ -325,6 +346,15 @@ class Fleet:
             f"more.{advice}",
             member.number,
         )
+
+    def _exit_code(self, member: Member) -> int | None:
+        """Once the process has ended; one that only closed its connection gets a moment for it."""
+        if not wait([member.sentinel], timeout=1.0):
+            self._kill(member)
+        deadline = time.monotonic() + 1.0
+        while (code := member.process.exitcode) is None and time.monotonic() < deadline:
+            time.sleep(0.001)  # the server of a forked worker tells its exit code a little later
+        return code
 
     def _raise_loss(self, member: Member) -> NoReturn:
         error = member.failure[0] if member.failure is not None else self.obituary(member)
@@ -363,6 +393,7 @@ class Fleet:
         page.clear()
         page.write(committed=committed)
         member.channel.close()
+        self._close_sentinel(member)
         member.description, member.failure, member.due = None, None, 0
         member.replies.clear()
         self._start(member)
@@ -370,6 +401,11 @@ class Fleet:
         self._await_hello(member)
         if self._on_restart is not None:
             self._on_restart(member, error)
+
+    def _close_sentinel(self, member: Member) -> None:
+        if member.sentinel not in (-1, member.process.sentinel):
+            os.close(member.sentinel)
+        member.sentinel = -1
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -428,6 +464,7 @@ class Fleet:
         _still_there(left, 1.0)
         for member in self.members:
             if member.process is not None:
+                self._close_sentinel(member)
                 with contextlib.suppress(OSError, ValueError, AssertionError):
                     member.process.join(0.1)
                     member.process.close()
@@ -435,6 +472,10 @@ class Fleet:
             if member.channel is not None:
                 member.channel.close()
         self._board.close_descriptor()
+
+
+def has_ended(member: Member) -> bool:
+    return member.hung_up or (member.sentinel != -1 and bool(wait([member.sentinel], timeout=0)))
 
 
 def _is_alive(process: Any) -> bool:
@@ -447,7 +488,7 @@ def _is_alive(process: Any) -> bool:
 def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:
     """Wait for the end of processes; those that have not ended."""
     deadline = time.monotonic() + timeout_s
-    left = {member.process.sentinel: member for member in members}
+    left = {member.sentinel: member for member in members}
     while left:
         ended = wait(list(left), timeout=max(0.0, deadline - time.monotonic()))
         for sentinel in ended:
@@ -499,9 +540,13 @@ def _shut_down_at_exit() -> None:
 
 def _shut_down_all() -> None:
     fleets = list(_fleets)
-    for fleet in fleets:
-        fleet.ask_to_leave()  # all at the same time
-    # Whoever pressed Ctrl-C wants to leave; a second one may come before anything here can see it.
-    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
-    for fleet in fleets:
-        fleet.shutdown(timeout_s=0.8 if interrupted else 2.0)
+    try:
+        for fleet in fleets:
+            fleet.ask_to_leave()  # all at the same time
+        # Whoever pressed Ctrl-C wants to leave; a second one may come before anything here can see it.
+        interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+        for fleet in fleets:
+            fleet.shutdown(timeout_s=0.5 if interrupted else 2.0)
+    except KeyboardInterrupt:
+        for fleet in fleets:
+            fleet.shutdown(timeout_s=0.0)

@@ -22,6 +22,8 @@ from swath.workers.orders import Life
 
 #: A worker whose owner is gone has so long to close its envs.
 _SECONDS_TO_LEAVE = 3.0
+#: And after that, for threads of envs to end.
+_SECONDS_FOR_THREADS = 0.5
 
 
 def _watch_owner(workers: list[Any]) -> None:
@@ -34,6 +36,11 @@ def _watch_owner(workers: list[Any]) -> None:
         each._page.waiting[0] = 1
     time.sleep(_SECONDS_TO_LEAVE)
     os._exit(1)
+
+
+def _leave_anyway() -> None:
+    time.sleep(_SECONDS_FOR_THREADS)
+    os._exit(0)
 
 
 def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life: Life, num_bytes: int) -> None:
@@ -70,3 +77,5 @@ def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life
             each.close()
         with suppress(OSError):
             channel.close()
+        # A thread that an env left behind must not keep the process.
+        threading.Thread(target=_leave_anyway, name="swath-leave", daemon=True).start()

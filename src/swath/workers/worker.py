@@ -190,7 +190,8 @@ class Worker:
 
     def _drain(self) -> None:
         self._page.waiting[0] = 0  # before reading, so that nothing is missed
-        while self._channel.has_message():
+        # What follows a "void" is for after the batch, and waits for it.
+        while not self._unwanted and self._channel.has_message():
             self._handle(*self._channel.receive())
 
     def _read_waiting(self) -> None:
@@ -219,10 +220,13 @@ class Worker:
         scheme = self._receivers[model_id]
         scheme.receive(timeout=scheme.timeout_s)
 
-    def _on_void(self) -> None:
-        """Nothing that was ordered before is wanted."""
+    def _on_void(self, undelivered: bool) -> None:
+        """Nothing that was ordered before is wanted. Episodes of which frames are missing then do not go on."""
         self._orders.clear()
         self._unwanted = self._current is not None
+        if undelivered:
+            for lane in self.lanes:
+                lane.collector._rollout.give_up()
 
     def _on_stop(self, number: int) -> None:
         if self._current is not None and self._current.number == number:
@@ -255,11 +259,11 @@ class Worker:
                 steps.append(lane.collector.collect_into(part, num_steps, random_frames) if num_steps else 0)
         except _Aborted:
             return
-        except Exception as error:
+        except BaseException as error:  # an env may call sys.exit
             self._give_up(order, error, steps)
             return
         finally:
-            self._current = None
+            self._current, self._unwanted = None, False
             now = time.monotonic()
             page.write(busy_since=0.0)
             page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
@@ -307,7 +311,7 @@ class Worker:
             versions = [(max(step, 0) + order.first_step, version) for step, version in versions]
         return versions, fragments
 
-    def _give_up(self, order: Order, error: Exception, steps: list[int]) -> None:
+    def _give_up(self, order: Order, error: BaseException, steps: list[int]) -> None:
         """An env or the policy raised: say so, with what was complete before it, and leave."""
         with suppress(Exception):
             steps.append(self.lanes[len(steps)].collector.salvage_into())
