@@ -20,11 +20,12 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from counting import assert_consistent, make_counting
+from counting import CountingEnv, assert_consistent, make_counting
 from leaks import children, descriptors, no_leaks, wait_until  # noqa: F401
 from policies_for_tests import deterministic
 from slow_envs import Fails, NeedsTwo, Unpicklable
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from swath.envs import GymWrapper
 from swath.errors import OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
 from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from swath.workers.memory import SharedMemory
@@ -281,6 +282,18 @@ def test_completed_steps_are_kept() -> None:
     assert 512 <= left.shape[1] <= 700
     assert_consistent(list(left))
     assert "collector.partial_batch" in "\n".join(caught.value.__notes__)
+
+
+def test_completed_steps_are_kept_in_async_mode() -> None:
+    collector = MultiAsyncCollector(
+        [lambda: Fails(700, lambda: raise_it(MyError()))], frames_per_batch=1000, track_env=True
+    )
+    with pytest.raises(MyError):
+        next(iter(collector))
+    left = collector.partial_batch
+    assert left is not None
+    assert left.shape == (700,)
+    assert_consistent([left])
 
 
 @pytest.mark.filterwarnings("ignore:the door")
@@ -607,6 +620,31 @@ def test_hanging_while_weights_are_sent() -> None:
         update()
     assert time.monotonic() - started < 3
     collector.shutdown()
+
+
+class ClosesNever(CountingEnv):
+    def step(self, action: Any) -> Any:
+        raise MyError("the door is stuck")
+
+    def close(self) -> None:
+        time.sleep(1000)
+
+
+def test_weights_for_a_worker_that_raised_and_does_not_close() -> None:
+    collector = MultiAsyncCollector(
+        [make_counting, lambda: GymWrapper(ClosesNever())], deterministic(), frames_per_batch=100, num_workers=2
+    )
+    started = time.monotonic()
+
+    def update() -> None:
+        next(iter(collector))
+        while True:
+            collector.update_policy_weights_()
+
+    with pytest.raises(MyError, match="the door is stuck"):
+        update()
+    assert time.monotonic() - started < 3
+    collector.shutdown(timeout=1.0)
 
 
 def test_going_on_after_ctrl_c_leaves_no_gap_in_a_trajectory() -> None:

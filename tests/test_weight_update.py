@@ -149,6 +149,9 @@ def test_every_way_to_hand_weights_over(scheme: type[WeightSyncScheme], method: 
     ):
         with pytest.raises(error, match=match):
             collector.update_policy_weights_(**arguments)
+        with pytest.raises(ValueError, match="there is no worker 7"):
+            collector.update_policy_weights_({0: weights(1), 7: weights(1)})
+    assert collector.policy_version == 8
     assert acts() == [13, 13]
     collector.shutdown()
 
@@ -189,6 +192,14 @@ def test_policy_made_in_the_workers() -> None:
     collector = MultiSyncCollector([make_counting] * 2, policy, policy_factory=factory, frames_per_batch=8)
     assert next(iter(collector))["action"][0, 0, 0] == 4  # the factory's structure, the policy's weights
     collector.shutdown()
+
+
+def test_lazy_policies_are_told_of() -> None:
+    policy = TensorDictModule(nn.LazyLinear(3), in_keys=["observation"], out_keys=["action"])
+    with MultiSyncCollector([make_counting] * 2, policy, frames_per_batch=8) as collector:
+        next(iter(collector))
+        with pytest.raises(ValueError, match="Call the policy once"):
+            collector.update_policy_weights_()
 
 
 def test_policies_without_weights() -> None:

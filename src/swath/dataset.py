@@ -5,8 +5,9 @@ A dataset is a directory of three entries:
 ``frames/``
     a memory-mapped TensorDict ``[frames]``: all frames of env 0 in the order of time, then those of env 1, …
 ``episodes.csv``
-    one row per episode, in the order in which they ended; ``frames[start : start + length]`` is the episode. Those
-    that were under way at the end come last, neither terminated nor truncated.
+    one row per episode, in the order in which they ended (from workers: in which they arrived);
+    ``frames[start : start + length]`` is the episode. Those that were under way at the end come last, neither
+    terminated nor truncated.
 ``metadata.json``
     how it was collected. Written last, so a directory without it is no dataset.
 

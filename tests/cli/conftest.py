@@ -14,6 +14,8 @@ import pytest
 from swath.cli.main import main
 
 ENVS = '''
+import os
+import signal
 import time
 
 import gymnasium
@@ -21,15 +23,16 @@ import numpy as np
 
 
 class Count(gymnasium.Env):
-    """Observes how many steps it took; episodes of 9 steps; may fail, wait, or print."""
+    """Observes how many steps it took; episodes of 9 steps; may fail, wait, print, tell how far it is, or die."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fail_at=-1, wait_at=-1, pause=0.0, noisy=False, missing=False):
+    def __init__(self, fail_at=-1, wait_at=-1, tell_at=-1, die_at=-1, pause=0.0, noisy=False, missing=False):
         if missing:
             raise gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `pip install "gymnasium[box2d]"`')
-        self.fail_at, self.wait_at, self.pause, self.noisy = fail_at, wait_at, pause, noisy
+        self.fail_at, self.wait_at, self.tell_at, self.die_at = fail_at, wait_at, tell_at, die_at
+        self.pause, self.noisy = pause, noisy
         self.steps = 0
 
     def reset(self, *, seed=None, options=None):
@@ -43,12 +46,18 @@ class Count(gymnasium.Env):
     def step(self, action):
         if self.steps == self.fail_at:
             raise RuntimeError("lost contact with '/home/someone/robot.sock'")
+        if self.steps == self.tell_at:
+            with open("told", "w") as pipe:
+                pipe.write("!")
         if self.steps == self.wait_at:
             print("waiting", flush=True)
             time.sleep(100)
+        if self.steps == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.noisy:
             print("an env that talks")
-        time.sleep(self.pause)
+        if self.pause:
+            time.sleep(self.pause)
         self.t += 1
         self.steps += 1
         return self._observe(), 0.5, self.t == 9, False, {}
@@ -64,10 +73,15 @@ register("Noisy-v0", noisy=True)
 register("Failing-v0", fail_at=60)
 register("FailingAtOnce-v0", fail_at=0)
 register("Stuck-v0", wait_at=67)
+register("Telling-v0", tell_at=60, pause=0.001)
+register("TellingAndStuck-v0", tell_at=67, wait_at=67)
+register("Dying-v0", die_at=60)
 register("Missing-v0", missing=True)
 '''
 
 POLICIES = """
+import threading
+
 import numpy
 import torch
 
@@ -85,6 +99,16 @@ class Linear(torch.nn.Module):
 def make_policy(env):
     assert env.full_action_spec["action"].shape[-1] == 2
     return Linear()
+
+
+def make_unpicklable():
+    lock = threading.Lock()
+
+    def policy(observation):
+        with lock:
+            return torch.nn.functional.one_hot(torch.zeros(observation.shape[:-1], dtype=torch.int64), 2)
+
+    return policy
 
 
 def make_nothing():

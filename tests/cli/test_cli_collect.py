@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tensordict import TensorDict
 
 import swath
-from dataset_checks import check_episodes
-
-
-def frame_files(folder: str) -> dict[str, bytes]:
-    root = Path(folder) / "frames"
-    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
-
-
-def code_in(summary: str) -> str:
-    """The Python lines of a summary, collecting into ``batches``."""
-    lines = [line[4:] for line in summary.splitlines() if line.startswith("    ") or not line]
-    return "\n".join(lines).replace("    ...", "    batches.append(batch)")
-
-
-def batches_as_frames(batches: list[TensorDict]) -> TensorDict:
-    """What a dataset of these batches holds: each env's frames in a piece."""
-    rows = [batch.reshape(-1, batch.shape[-1]) for batch in batches]
-    envs = [torch.cat([row[env] for row in rows if env < len(row)]) for env in range(len(rows[0]))]
-    return torch.cat(envs)
+from command_checks import batches_as_frames, code_in, frame_files, screen_of
+from dataset_checks import check_episodes, check_steps
 
 
 def test_in_a_process_of_its_own(swath_process: Any) -> None:
@@ -65,11 +45,7 @@ def test_every_frame_is_at_its_place(swath_here: Any, frames: int, envs: int, ba
     data = swath.load("data")
     assert len(data.frames) == frames
     check_episodes(data)
-    start = 0
-    for count in data.metadata["frames_per_env"]:  # envs count their steps over all episodes
-        steps = data.frames["next", "observation"][start : start + count, 0]
-        assert steps.tolist() == list(range(1, count + 1))
-        start += count
+    check_steps(data)
     ended = [row for row in data.episodes if row["terminated"]]
     assert len(ended) == data.metadata["episodes"] == sum(n // 9 for n in data.metadata["frames_per_env"])
     assert all(row["length"] == 9 and row["return"] == 4.5 for row in ended)
@@ -144,26 +120,9 @@ def test_quiet(swath_here: Any) -> None:
 
 
 def test_a_terminal_gets_a_live_display(swath_process: Any) -> None:
-    pty = pytest.importorskip("pty")
-    import os
-
-    ours, theirs = pty.openpty()
-    process = swath_process(
-        *("collect", "my_envs:Slow-v0", "--frames", "900", "--out", "data"),
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while part := os.read(ours, 4096):
-            shown += part
-    except OSError:  # Linux says so when the other side is closed
-        pass
-    os.close(ours)
+    process, screen = screen_of(swath_process, "collect", "my_envs:Slow-v0", "--frames", "900", "--out", "data")
     stdout, _ = process.communicate()
     assert process.returncode == 0
-    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     for part in ("my_envs:Slow-v0 · 1 env · random actions", "loading PyTorch", "/ 900 frames", "ETA", "frames/s now"):
         assert part in screen
     assert "\x1b" not in stdout  # that one is a pipe

@@ -11,19 +11,8 @@ from typing import Any
 import pytest
 
 import swath
+from command_checks import entries, wait_for
 from dataset_checks import check_episodes
-
-
-def wait_for(stream: Any, text: str) -> None:
-    for line in stream:
-        if text in line:
-            return
-    raise AssertionError(f"it ended without {text!r}")
-
-
-def entries() -> set[str]:
-    return {path.name for path in Path().iterdir()} - {"my_envs.py", "my_agent", "__pycache__"}
-
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 

@@ -1,20 +1,28 @@
-"""Numbers on the command line, ``swath.load`` of what is no dataset, and numbers on the screen."""
+"""Numbers on the command line, ``swath.load`` of what is no dataset, numbers and workers on the screen, writers."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
+from tensordict import TensorDict
 
 import swath
+from command_checks import entries
 from swath.cli.episodes import Tally
 from swath.cli.options import parse_count, parse_seed
-from swath.cli.progress import Meter, short, show_episodes
+from swath.cli.progress import Meter, WorkersMeter, short, show_episodes
 from swath.cli.stopping import StopRequest
 from swath.cli.target import show_bytes
+from swath.cli.worker_table import busy_share, worker_table
+from swath.cli.writer import ArrivalWriter
 
 
 @pytest.mark.parametrize(
@@ -57,18 +65,45 @@ def test_loading_what_is_no_dataset(tmp_path: Path) -> None:
         swath.load(metadata)
 
 
+class NoEpisodes:
+    count = 0
+    frames = 0
+
+    def recent_means(self) -> None:
+        return None
+
+
 def test_the_meter_never_shows_more_than_all() -> None:
-    class NoEpisodes:
-        count = 0
-        frames = 0
-
-        def recent_means(self) -> None:
-            return None
-
     moment = Meter(10, lambda: 16, lambda: False, NoEpisodes()).read()
     assert moment.frames == 10
     assert moment.seconds_left == 0
     assert show_episodes(moment) == "episodes are counted with each batch"
+
+
+def worker(number: int, **others: Any) -> dict[str, Any]:
+    about = {"worker": number, "pid": 100 + number, "alive": True, "envs": [2 * number, 2 * number + 1]}
+    about |= {"frames": 1000 * number, "fps": 12.4, "env": 0.5, "policy": 0.26, "waiting": 0.24, "restarts": 0}
+    return {**about, **others}
+
+
+def test_the_meter_of_workers_never_goes_back() -> None:
+    looks = iter([[worker(1), worker(2)], [worker(1), worker(1)]])
+    meter = WorkersMeter(10_000, lambda: next(looks), lambda: False, NoEpisodes())
+    assert [meter.read().frames, meter.read().frames] == [3000, 3000]
+
+
+def test_workers_on_the_screen() -> None:
+    workers = [worker(0, restarts=2), worker(1, alive=False, pid=None), *(worker(number) for number in range(2, 10))]
+    assert busy_share(workers) == pytest.approx(0.76)
+    console = Console(width=80, file=None, color_system=None)
+    with console.capture() as capture:
+        console.print(worker_table(workers))
+    header, first, ended, *others, more = [" ".join(line.split()) for line in capture.get().splitlines()]
+    assert header == "worker pid envs frames frames/s time in env / policy / waiting"
+    assert first == "0 100 0–1 0 12 ██████▓▓▓░░░ 50% 26% 24% restarts 2"
+    assert ended == "1 - 2–3 1,000 12 ended"
+    assert [line.split()[0] for line in others] == ["2", "3", "4", "5", "6", "7"]
+    assert more == "… and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -107,3 +142,35 @@ def test_signals_wait_for_what_must_be_done_whole() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is not stop._receive
+
+
+def arrived(*pieces: tuple[int, range], length: int = 5) -> TensorDict:
+    """A batch of pieces of envs, whose episodes are ``length`` steps long."""
+    env = torch.cat([torch.full((len(steps),), env) for env, steps in pieces])
+    step = torch.cat([torch.tensor(steps) for _, steps in pieces])
+    done = (step % length == length - 1).unsqueeze(-1)
+    frames = TensorDict(step=env * 1000 + step, batch_size=len(step))
+    frames["next"] = TensorDict(reward=torch.ones(len(step), 1), done=done, terminated=done, batch_size=len(step))
+    frames["collector"] = TensorDict(traj_ids=env + 10 * (step // length), env=env, batch_size=len(step))
+    return frames
+
+
+@pytest.mark.parametrize("planned", [31, 40])
+def test_frames_of_envs_that_advance_unevenly_are_put_in_order(tmp_path: Path, planned: int) -> None:
+    writer = ArrivalWriter(tmp_path, planned, 4)
+    writer.add(arrived((2, range(7))))
+    writer.add(arrived((0, range(3))))
+    writer.add(arrived((2, range(7, 20))))
+    writer.add(arrived((3, range(4)), (0, range(3, 6)), (3, range(4, 5))))
+    assert writer.episodes.statistics.frames == 31
+    writer.finish()
+    assert writer.frames_per_env == [6, 0, 20, 5]
+    steps = [*range(6), *range(2000, 2020), *range(3000, 3005)]
+    frames = TensorDict.load_memmap(tmp_path / "frames")
+    assert frames["step"].tolist() == steps
+    assert set(frames["collector"].keys()) == {"traj_ids"}
+    with (tmp_path / "episodes.csv").open(newline="") as file:
+        rows = [(int(row["env"]), int(row["start"]), int(row["length"])) for row in csv.DictReader(file)]
+    ended = [(2, 6, 5), (2, 11, 5), (2, 16, 5), (2, 21, 5), (0, 0, 5), (3, 26, 5)]
+    assert rows == [*ended, (0, 5, 1)]
+    assert entries() == {"episodes.csv", "frames"}

@@ -12,14 +12,15 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from swath.cli.errors import FAILED, describe, explain_setup
+from swath.cli.errors import FAILED, describe, explain_setup, on_the_command_line
 from swath.cli.options import CollectOptions
 from swath.cli.policy import import_from_here, split_name
-from swath.cli.progress import Meter, Screen, make_screen
+from swath.cli.progress import Meter, Screen, WorkersMeter, make_screen
 from swath.cli.stopping import StopRequest
 from swath.cli.target import Target, folder_size
 
 if TYPE_CHECKING:
+    from swath.cli.build import Setup
     from swath.cli.outcome import Outcome
     from swath.cli.writer import DatasetWriter
     from swath.collectors import BaseCollector
@@ -48,51 +49,62 @@ class _Session:
         self._stdout = stdout
         self._screen: Screen = Screen(options)
         self._has_frames = False
+        #: After a second Ctrl-C.
+        self._in_a_hurry = False
 
     def run(self) -> int:
+        self._options.check()
         self._target.check()
         if self._options.policy is not None:
             split_name(self._options.policy)
         self._screen = make_screen(self._options)
         self._screen.open()
         import_from_here()
-        from swath.cli.build import bytes_per_frame, make_collector
-        from swath.cli.writer import DatasetWriter
+        if self._options.workers is not None:
+            from swath.workers.start import server
+
+            server().ensure_running()  # it imports PyTorch while we do
+        from swath.cli.build import set_up
+        from swath.cli.writer import ArrivalWriter, EvenWriter
 
         options, target = self._options, self._target
-        collector = make_collector(options, self._stop)
+        writer_class = EvenWriter if options.evenly else ArrivalWriter
+        setup = set_up(options, self._stop)
         try:
-            target.check_space(bytes_per_frame(collector.env) * options.frames)
-            writer = DatasetWriter(target.beside, options.frames, options.envs)
-            outcome = self._collect(collector, writer)
-            return self._save(outcome, writer, collector)
+            target.check_space(setup.bytes_per_frame * options.frames, is_twice=not options.evenly)
+            writer = writer_class(target.beside, options.frames, options.envs)
+            outcome = self._collect(setup.collector, writer)
+            return self._save(outcome, writer, setup)
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # an env that does not close must not undo what was saved
-                collector.shutdown(raise_on_error=False)
+                setup.collector.shutdown(timeout=0.0 if self._in_a_hurry else None, raise_on_error=False)
 
     def _collect(self, collector: BaseCollector, writer: DatasetWriter) -> Outcome:
         from swath.cli.outcome import Outcome
 
         stop, options = self._stop, self._options
         episodes = writer.episodes.statistics
-        meter = Meter(options.frames, lambda: stop.steps * options.envs, lambda: stop.signal is not None, episodes)
+        if options.workers is None:
+            meter = Meter(options.frames, lambda: stop.steps * options.envs, self._is_stopping, episodes)
+        else:
+            meter = WorkersMeter(options.frames, lambda: collector.stats()["workers"], self._is_stopping, episodes)
         failure: Exception | None = None
         stop.polite = True
         self._screen.begin(meter)
         batches = iter(collector)
-        while failure is None and stop.signal is None:
+        while failure is None and not self._is_over:
             try:
                 batch = next(batches, None)
             except Exception as error:
                 failure, batch = error, collector.partial_batch
-            except KeyboardInterrupt:  # the second Ctrl-C: it does not wait for the step, which alone is lost
+            except KeyboardInterrupt:  # the second Ctrl-C: it does not wait for the step
+                self._in_a_hurry = True
                 batch = collector.partial_batch
-            if batch is None:
+            if batch is None or not batch.batch_size.numel():  # TensorDict.numel() is never 0
                 break
-            if batch.batch_size.numel():  # TensorDict.numel() is never 0
-                with stop.held_off():
-                    writer.add(batch)
-                self._has_frames = True
+            with stop.held_off():
+                writer.add(batch)
+            self._has_frames = True
         name: Any = None if stop.signal is None else stop.signal.name
         seconds = meter.seconds
         writer.finish()
@@ -106,14 +118,22 @@ class _Session:
             failure,
         )
 
-    def _save(self, outcome: Outcome, writer: DatasetWriter, collector: Any) -> int:
-        from swath.cli.metadata import describe_specs, write_metadata
+    def _is_stopping(self) -> bool:
+        return self._stop.signal is not None
+
+    @property
+    def _is_over(self) -> bool:
+        """Envs that advance evenly stop together; of the others each has a part to deliver, until an empty batch."""
+        return self._in_a_hurry or (self._is_stopping() and self._options.evenly)
+
+    def _save(self, outcome: Outcome, writer: DatasetWriter, setup: Setup) -> int:
+        from swath.cli.metadata import describe_stored, write_metadata
 
         options, target = self._options, self._target
-        frames_per_batch = collector.requested_frames_per_batch
+        frames_per_batch = setup.collector.requested_frames_per_batch
         num_bytes = 0
-        if outcome.frames:
-            specs = describe_specs(collector.env, writer.example)
+        if writer.example is not None:
+            specs = {**setup.specs, "stored": describe_stored(writer.example)}
             write_metadata(target.beside, options, outcome, frames_per_batch, specs)
             num_bytes = folder_size(target.beside)
             target.flush()
@@ -186,9 +206,8 @@ class _Session:
         self._print_json({"complete": False, "error": error, "frames": 0, "out": None, "exit_code": code})
 
     def _print_json(self, result: dict[str, Any]) -> None:
-        identity = {"env_id": self._options.env_id, "seed": self._options.seed, "num_envs": self._options.envs}
         with _reader_may_leave(self._stdout):
-            print(json.dumps({**identity, **result}, allow_nan=False), file=self._stdout)
+            print(json.dumps({**self._options.identity(), **result}, allow_nan=False), file=self._stdout)
 
 
 def _say(line: str) -> None:
@@ -233,7 +252,7 @@ def _short_warnings() -> Iterator[None]:
         text = re.sub(r"\x1b\[\d*m", "", str(message)).removeprefix("WARN: ")
         if text not in told:
             told.add(text)
-            _say(f"warning: {text}")
+            _say("; ".join([f"warning: {text}", *on_the_command_line(text)]))
 
     with warnings.catch_warnings():
         warnings.showwarning = show

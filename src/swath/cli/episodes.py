@@ -78,7 +78,7 @@ class EpisodeLog:
 
     Args:
         path: of the CSV file.
-        offsets: where the frames of each env start.
+        offsets: where the frames of each env start, as far as that is known.
     """
 
     def __init__(self, path: Path, offsets: np.ndarray) -> None:
@@ -94,8 +94,8 @@ class EpisodeLog:
         self._steps = np.zeros(len(offsets), dtype=np.int64)
         self.statistics = EpisodeStatistics()
 
-    def add(self, batch: TensorDictBase) -> None:
-        """The next steps ``[envs, steps]`` of the first few envs, or of all."""
+    def add(self, batch: TensorDictBase, first_env: int = 0) -> None:
+        """The next steps ``[envs, steps]`` of some envs that follow each other."""
         num_envs, num_steps = batch.shape
         outcome = batch.get("next")
         rewards = outcome.get("reward").reshape(num_envs, num_steps, -1).double().sum(-1).numpy()
@@ -104,27 +104,28 @@ class EpisodeLog:
         truncated = _flags(outcome.get("truncated")) if "truncated" in outcome.keys() else done & ~terminated  # noqa: SIM118
         traj_ids = batch.get(("collector", "traj_ids")).numpy()
         first = np.zeros(num_envs, dtype=np.int64)
-        for step, env in np.argwhere(done.T).tolist():  # in the order of time
-            episode_return = self._returns[env] + rewards[env, first[env] : step + 1].sum()
+        for step, row in np.argwhere(done.T).tolist():  # in the order of time
+            env = first_env + row
+            episode_return = self._returns[env] + rewards[row, first[row] : step + 1].sum()
             start = self._starts[env]
             end = self._steps[env] + step + 1
             self._write(
                 env,
-                traj_ids[env, step],
+                traj_ids[row, step],
                 start,
                 end - start,
                 episode_return,
-                terminated[env, step],
-                truncated[env, step],
+                terminated[row, step],
+                truncated[row, step],
             )
             self.statistics.add(float(episode_return), int(end - start))
             self._returns[env] = 0.0
             self._starts[env] = end
-            first[env] = step + 1
-        for env in range(num_envs):
-            self._returns[env] += rewards[env, first[env] :].sum()
-            self._traj_ids[env] = traj_ids[env, -1]
-        self._steps[:num_envs] += num_steps
+            first[row] = step + 1
+        for row in range(num_envs):
+            self._returns[first_env + row] += rewards[row, first[row] :].sum()
+            self._traj_ids[first_env + row] = traj_ids[row, -1]
+        self._steps[first_env : first_env + num_envs] += num_steps
         self.statistics.frames += num_envs * num_steps
 
     def _write(

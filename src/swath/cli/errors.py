@@ -10,6 +10,9 @@ from collections.abc import Iterable
 FAILED = 1
 USAGE = 2
 
+#: Arguments that messages name, and the options that set them.
+_OPTIONS = {"categorical_action_encoding": "--categorical", "num_workers": "--workers"}
+
 
 class UsageError(Exception):
     """The command cannot be run as it was given."""
@@ -31,9 +34,12 @@ def describe(error: BaseException) -> list[str]:
     lines = [f"{type(error).__name__}: {message}" if message else type(error).__name__]
     notes = [note for note in getattr(error, "__notes__", ()) if "collector.partial_batch" not in note]
     lines += [note.removeprefix("swath: ") for note in notes]
-    if "categorical_action_encoding" in message:
-        lines.append("on the command line, that is --categorical")
-    return lines
+    return lines + on_the_command_line("\n".join(lines))
+
+
+def on_the_command_line(message: str) -> list[str]:
+    """What an argument that a message names is called here."""
+    return [f"on the command line, that is {option}" for name, option in _OPTIONS.items() if name in message]
 
 
 def without_paths(text: str) -> str:

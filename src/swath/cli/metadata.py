@@ -30,9 +30,7 @@ def write_metadata(
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "env_id": options.env_id,
-        "num_envs": options.envs,
-        "seed": options.seed,
+        **options.identity(),
         "policy": options.policy or "random",
         "frames_per_batch": frames_per_batch,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -65,34 +63,39 @@ def command(options: CollectOptions) -> str:
     words = ["swath", "collect", options.env_id, "--frames", str(options.frames), "--envs", str(options.envs)]
     words += ["--seed", str(options.seed)]
     for flag, value in (
+        ("--workers", options.workers),
         ("--policy", options.policy),
         ("--max-frames-per-traj", options.max_frames_per_traj),
         ("--frames-per-batch", options.frames_per_batch),
     ):
         if value is not None:
             words += [flag, str(value)]
-    if options.categorical:
-        words.append("--categorical")
+    for flag, is_given in (("--sync", options.sync), ("--categorical", options.categorical)):
+        if is_given:
+            words.append(flag)
     return shlex.join([*words, "--out", Path(options.out).name])
 
 
-def describe_specs(env: EnvBase, batch: TensorDictBase) -> dict[str, Any]:
-    """What a single env's entries look like: of the env by its specs, of every key that was stored by its tensor."""
+def describe_env(env: EnvBase) -> dict[str, Any]:
+    """What a single env's entries look like, by its specs."""
     kinds = {
         "observation": env.observation_spec,
         "action": env.full_action_spec,
         "reward": env.full_reward_spec,
     }
     lead = len(env.batch_size)
-    described: dict[str, Any] = {
+    return {
         kind: {_name(key): _describe(spec, lead) for key, spec in composite.items(True, True)}
         for kind, composite in kinds.items()
     }
-    described["stored"] = {
-        _name(key): {"shape": list(leaf.shape[batch.ndim :]), "dtype": str(leaf.dtype).removeprefix("torch.")}
-        for key, leaf in sorted(batch.items(True, True), key=lambda item: _name(item[0]))
+
+
+def describe_stored(frame: TensorDictBase) -> dict[str, Any]:
+    """What every key that was stored looks like, by its tensor."""
+    return {
+        _name(key): {"shape": list(leaf.shape[frame.ndim :]), "dtype": str(leaf.dtype).removeprefix("torch.")}
+        for key, leaf in sorted(frame.items(True, True), key=lambda item: _name(item[0]))
     }
-    return described
 
 
 def _name(key: str | tuple[str, ...]) -> str:

@@ -6,6 +6,9 @@ import argparse
 import secrets
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation, Overflow
+from typing import Any
+
+from swath.cli.errors import UsageError
 
 _UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "b": 1_000_000_000}
 _MOST = 10**15
@@ -15,6 +18,7 @@ EXAMPLES = """\
 examples:
   swath collect CartPole-v1 --frames 100k --out data/cartpole
   swath collect Pendulum-v1 --frames 1M --envs 16 --seed 0 --out data/pendulum
+  swath collect Pendulum-v1 --frames 1M --envs 16 --workers 4 --out data/quick
   swath collect my_envs:Maze-v0 --frames 10k --out data/maze
   swath collect CartPole-v1 --frames 50k --out data/agent \\
       --policy my_agent.policies:make_policy --max-frames-per-traj 200
@@ -29,7 +33,7 @@ Ctrl-C stops early and keeps what was collected; once more leaves at once.
 
 exit codes:
   0    complete
-  1    the env or the policy failed; what came before is kept
+  1    the env, the policy or a worker failed; what came before is kept
   2    the command cannot be run as it was given
   130  stopped by Ctrl-C
 """
@@ -43,6 +47,9 @@ class CollectOptions:
     frames: int
     out: str
     envs: int = 1
+    #: Processes that the envs are in; None: this one.
+    workers: int | None = None
+    sync: bool = False
     seed: int = 0
     policy: str | None = None
     max_frames_per_traj: int | None = None
@@ -59,7 +66,29 @@ class CollectOptions:
         values = {name: getattr(arguments, name) for name in cls.__dataclass_fields__}
         if values["seed"] is None:
             values["seed"] = secrets.randbelow(2**31)
+        if values["envs"] is None:
+            values["envs"] = values["workers"] or 1
         return cls(**values)
+
+    def check(self) -> None:
+        """Refuse options that do not go together."""
+        if self.sync and self.workers is None:
+            raise UsageError("--sync is about worker processes: say how many with --workers N, or leave it out")
+        if self.workers is not None and self.envs < self.workers:
+            raise UsageError(
+                f"--envs {self.envs} is less than --workers {self.workers}, and every worker needs an env: "
+                f"--envs {self.workers} or more, or --workers {self.envs}"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Which collection this is, for JSON."""
+        workers = {} if self.workers is None else {"workers": self.workers, "sync": self.sync}
+        return {"env_id": self.env_id, "num_envs": self.envs, **workers, "seed": self.seed}
+
+    @property
+    def evenly(self) -> bool:
+        """Whether all envs advance together."""
+        return self.workers is None or self.sync
 
 
 def parse_count(text: str) -> int:
@@ -103,7 +132,12 @@ def add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--frames", type=parse_count, required=True, metavar="N", help="how many frames, exactly: 100000, 100k, 1M, 1e5"
     )
-    what.add_argument("--envs", type=parse_count, default=1, metavar="N", help="so many envs side by side (default: 1)")
+    what.add_argument(
+        "--envs",
+        type=parse_count,
+        metavar="N",
+        help="so many envs side by side, in all (default: 1, or one for each worker)",
+    )
     what.add_argument(
         "--policy",
         metavar="MODULE:FACTORY",
@@ -111,14 +145,34 @@ def add_collect_arguments(parser: argparse.ArgumentParser) -> None:
         "here first (default: random actions)",
     )
     what.add_argument(
-        "--seed", type=parse_seed, metavar="N", help="the same seed collects the same data (default: drawn)"
+        "--seed",
+        type=parse_seed,
+        metavar="N",
+        help="the same seed collects the same data, with --workers only together with --sync (default: drawn)",
     )
     what.add_argument(
         "--max-frames-per-traj", type=parse_count, metavar="N", help="truncate episodes after so many frames"
     )
     what.add_argument("--categorical", action="store_true", help="discrete actions as integers instead of one-hot")
-    what.add_argument(
-        "--frames-per-batch", type=parse_count, metavar="N", help="frames that are collected before they are written"
+    how = parser.add_argument_group("how to collect")
+    how.add_argument(
+        "--workers",
+        type=parse_count,
+        metavar="N",
+        help="collect in so many processes, which share the envs. Each goes on at its own pace, so how many frames are "
+        "from which env differs from run to run (default: in this process)",
+    )
+    how.add_argument(
+        "--sync",
+        action="store_true",
+        help="with --workers: all envs take the same number of steps, and the slowest sets the pace",
+    )
+    how.add_argument(
+        "--frames-per-batch",
+        type=parse_count,
+        metavar="N",
+        help="frames that are collected before they are written: of all envs together, or of each env with --workers "
+        "and without --sync",
     )
     where = parser.add_argument_group("where to")
     where.add_argument("--out", required=True, metavar="DIR", help="the dataset's directory; must not exist")

@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from swath.cli.options import CollectOptions
+from swath.cli.worker_table import Worker, busy_share, worker_table
 
 _FIRST_LINE_AFTER = 0.5
 _LINE_EVERY = 2.0
@@ -46,6 +47,7 @@ class Moment:
     #: Mean return and length of recent episodes.
     recent: tuple[float, float] | None
     stopping: bool
+    workers: Sequence[Worker] = ()
 
 
 class Meter:
@@ -67,8 +69,8 @@ class Meter:
 
     def read(self) -> Moment:
         now = time.perf_counter()
-        frames = min(self._count_frames(), self._total)
         samples = self._samples
+        frames = max(min(self._count_frames(), self._total), samples[-1][1])  # never less than was shown
         samples.append((now, frames))
         while len(samples) > 2 and samples[1][0] < now - _WINDOW:
             samples.popleft()
@@ -85,6 +87,25 @@ class Meter:
             self._episodes.recent_means(),
             self.is_stopping(),
         )
+
+
+class WorkersMeter(Meter):
+    """Measures a collection in worker processes: they know best how many frames there are, and how they spend time."""
+
+    def __init__(
+        self,
+        total: int,
+        look_at_workers: Callable[[], Sequence[Worker]],
+        is_stopping: Callable[[], bool],
+        episodes: Statistics,
+    ) -> None:
+        super().__init__(total, lambda: sum(worker["frames"] for worker in self._workers), is_stopping, episodes)
+        self._look_at_workers = look_at_workers
+        self._workers: Sequence[Worker] = ()
+
+    def read(self) -> Moment:
+        self._workers = self._look_at_workers()
+        return replace(super().read(), workers=self._workers)
 
 
 class Screen:
@@ -107,6 +128,9 @@ class Screen:
     def title(self) -> str:
         options = self._options
         envs = "1 env" if options.envs == 1 else f"{options.envs:,} envs"
+        if options.workers is not None:
+            envs += " in 1 worker" if options.workers == 1 else f" in {options.workers:,} workers"
+            envs += " (sync)" if options.sync else ""
         policy = f"policy {options.policy}" if options.policy else "random actions"
         return f"{options.env_id} · {envs} · {policy} · seed {options.seed}"
 
@@ -138,6 +162,8 @@ class PlainScreen(Screen):
             words = [f"{moment.frames:,} / {self._options.frames:,} frames ({percent(moment, self._options):.0f} %)"]
             words.append(f"{moment.fps_now:,.0f} frames/s, {moment.fps_overall:,.0f} overall")
             words += [show_eta(moment), show_episodes(moment)]
+            if moment.workers:
+                words.append(f"workers busy {busy_share(moment.workers):.0%}")
             self._print(" · ".join(words))
             due = meter.seconds + _LINE_EVERY
 
@@ -159,7 +185,8 @@ class LiveScreen(Screen):
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self._spinner = Spinner("dots", "loading PyTorch and the env")
+        workers = "" if options.workers is None else ", starting the workers"
+        self._spinner = Spinner("dots", f"loading PyTorch and the env{workers}")
         self._live = Live(
             console=Console(stderr=True, highlight=False),
             get_renderable=self._draw,
@@ -199,6 +226,8 @@ class LiveScreen(Screen):
         )
         rate = f"{moment.fps_now:,.0f} frames/s now, {moment.fps_overall:,.0f} overall"
         lines = [title, bar, line(rate), line(show_episodes(moment))]
+        if moment.workers:
+            lines.append(worker_table(moment.workers))
         if moment.stopping:
             lines.append(line(_STOPPING, "yellow"))
         return Group(*lines)

@@ -18,33 +18,67 @@ _WIDTH = 76
 
 def python_lines(options: CollectOptions, frames_per_batch: int) -> list[str]:
     """The same collection from Python, batch by batch."""
-    imports = ["from swath.collectors import Collector", "from swath.envs import GymEnv"]
+    if options.workers is None:
+        collector_class, make = "Collector", _lines_here
+    else:
+        collector_class, make = ("MultiSyncCollector" if options.sync else "MultiAsyncCollector"), _lines_with_workers
+    imports = [f"from swath.collectors import {collector_class}", "from swath.envs import GymEnv"]
     seeding: list[str] = []
-    env_arguments = [json.dumps(options.env_id)]
-    if options.categorical:
-        env_arguments.append("categorical_action_encoding=True")
-    if options.envs > 1:
-        env_arguments.append(f"num_envs={options.envs}")
-    arguments = ["env"]
     if options.policy:
         module, factory = split_name(options.policy)
         imports += [f"from {module} import {factory.partition('.')[0]}"]
         imports = ["import random", "", "import numpy", "import torch", "", *imports]
         seeding = [f"{seed}({options.seed})" for seed in ("random.seed", "numpy.random.seed", "torch.manual_seed")]
-        arguments.append(f"{factory}({'env' if takes_env(find_factory(options.policy), options.policy) else ''})")
+    definitions, preparing, arguments = make(options)
     arguments += [f"frames_per_batch={frames_per_batch:_}", f"total_frames={options.frames:_}"]
     if options.max_frames_per_traj:
         arguments.append(f"max_frames_per_traj={options.max_frames_per_traj:_}")
     return [
         *imports,
         "",
+        *definitions,
         *seeding,
-        f"env = GymEnv({', '.join(env_arguments)})",
-        *_call("collector = Collector", arguments),
+        *preparing,
+        *_call(f"collector = {collector_class}", arguments),
         f"collector.set_seed({options.seed})",
         "for batch in collector:",
         "    ...",
     ]
+
+
+def _lines_here(options: CollectOptions) -> tuple[list[str], list[str], list[str]]:
+    """Lines before and after seeding, and the first arguments of the collector."""
+    return [], [f"env = {_env(options)}"], ["env", *_policy(options)]
+
+
+def _lines_with_workers(options: CollectOptions) -> tuple[list[str], list[str], list[str]]:
+    definitions = ["def make_env():", f"    return {_env(options)}", ""]
+    preparing, policy = [], _policy(options)
+    if policy and _takes_env(options):
+        preparing = ["env = make_env()", f"policy = {policy[0]}", "env.close()"]
+        policy = ["policy"]
+    return definitions, preparing, [f"[make_env] * {options.envs}", *policy, f"num_workers={options.workers}"]
+
+
+def _env(options: CollectOptions) -> str:
+    arguments = [json.dumps(options.env_id)]
+    if options.categorical:
+        arguments.append("categorical_action_encoding=True")
+    if options.envs > 1 and options.workers is None:
+        arguments.append(f"num_envs={options.envs}")
+    return f"GymEnv({', '.join(arguments)})"
+
+
+def _policy(options: CollectOptions) -> list[str]:
+    """The call that makes the policy, if there is one."""
+    if options.policy is None:
+        return []
+    return [f"{split_name(options.policy)[1]}({'env' if _takes_env(options) else ''})"]
+
+
+def _takes_env(options: CollectOptions) -> bool:
+    name = options.policy or ""
+    return takes_env(find_factory(name), name)
 
 
 def _call(start: str, arguments: list[str]) -> list[str]:

@@ -51,12 +51,14 @@ class Target:
     def _existing_parent(self) -> Path:
         return next(parent for parent in self.path.parents if parent.exists())
 
-    def check_space(self, num_bytes: int) -> None:
+    def check_space(self, num_bytes: int, is_twice: bool = False) -> None:
         """Refuse what will not fit on the disk: memory-mapped files would break off in the middle."""
         free = shutil.disk_usage(self._existing_parent()).free
-        if num_bytes > free:
+        needed = num_bytes * 2 if is_twice else num_bytes
+        if needed > free:
+            why = " (twice their size, until each env's are in one piece; not with --sync)" if is_twice else ""
             raise UsageError(
-                f"--out {self.given}: the frames need {show_bytes(num_bytes)}, the disk has {show_bytes(free)} left"
+                f"--out {self.given}: the frames need {show_bytes(needed)}{why}, the disk has {show_bytes(free)} left"
             )
 
     @property

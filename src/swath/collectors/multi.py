@@ -469,6 +469,11 @@ class MultiCollector(BaseCollector):
             else:
                 self._refuse_model(name, sources[name])
         sent = {name: source for name, source in sources.items() if name in self._schemes}
+        # All that can be wrong is found out before anything is sent, or counted.
+        for name, source in sent.items():
+            addressed = self._schemes[name]._addressed(list(source) if is_per_worker(source) else worker_ids)
+            if not addressed:
+                return
         self._policy_version += bool(sent)
         for name, source in sent.items():
             self._schemes[name].send(source, worker_ids, version=self._policy_version)
@@ -489,8 +494,7 @@ class MultiCollector(BaseCollector):
                 "here to send; give them, or give policy= as well as policy_factory="
             )
         if source is not None and name == "policy" and isinstance(self.policy, torch.nn.Module):
-            is_per_worker = isinstance(source, dict) and all(isinstance(key, int) for key in source)
-            for each in source.values() if is_per_worker else [source]:
+            for each in source.values() if is_per_worker(source) else [source]:
                 fitting_weights(self.policy, each)  # before any worker gets some of it
 
     def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
@@ -582,6 +586,9 @@ class MultiCollector(BaseCollector):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many workers; new episodes start."""
         states = [state_dict[name] for name in sorted((n for n in state_dict if n.startswith("worker")), key=_number)]
+        self._require_open()
+        if not states:
+            raise ValueError("this is not the state of a multi-process collector: it has no 'worker0'")
         if len(states) != self.num_workers:
             raise ValueError(
                 f"this state is of {len(states)} workers, but there are {self.num_workers}; give "
@@ -691,6 +698,11 @@ class MultiCollector(BaseCollector):
             f"frames_per_batch={self.requested_frames_per_batch}, total_frames={self.total_frames}, "
             f"frames so far={self._frames:,})"
         )
+
+
+def is_per_worker(source: Any) -> bool:
+    """Whether weights are given as ``{worker: weights}``."""
+    return isinstance(source, dict) and bool(source) and all(isinstance(key, int) for key in source)
 
 
 def _number(name: str) -> int:

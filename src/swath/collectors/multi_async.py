@@ -131,23 +131,37 @@ class MultiAsyncCollector(MultiCollector):
         if self.update_at_each_batch and self._iter:
             self.update_policy_weights_()
         asks = None if self._interruptor is None else self._interruptor.collection_stopped
+        told_to_stop = False
         while True:
             self._take_arrived()
-            self._give_orders()
+            stopping = asks is not None and asks()
+            if not stopping:
+                self._give_orders()
+            elif not told_to_stop:
+                told_to_stop = True
+                self._stop()
             while self._pieces:
                 batch = self._deliver(self._pieces.popleft())
                 if batch is not None:
                     self._warn_if_waiting()
                     return batch
-                self._give_orders()
-            self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
-            if asks and asks():
-                self._stop()
+            if stopping and not any(self._pending):
+                return self._nothing()
+            if any(self._pending):  # else all that there was is too old, and there are orders to give
+                self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
 
     def _stop(self) -> None:
+        """Let workers deliver the steps that they have taken."""
         for worker, pending in enumerate(self._pending):
             for number in pending:
                 self._fleet.send(self._fleet.members[worker], "stop", number, wake=True)
+
+    def _nothing(self) -> TensorDictBase:
+        """A batch without frames: an interruptor has stopped the workers, and all that they had was delivered."""
+        num_envs = self._lead.numel()
+        leaves = {f.key: torch.empty((num_envs, 0, *f.shape), dtype=f.dtype) for f in self._description.fields}
+        leaves |= {key: torch.empty((num_envs, 0), dtype=torch.int64) for key in self._tracked}
+        return self._as_batch(leaves, self._lead)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -264,6 +278,10 @@ class MultiAsyncCollector(MultiCollector):
             leaves[key] = numbers.unsqueeze(1).repeat(1, order.steps[0])
         each = layout.envs_per_member
         pieces = []
+        if min(ready.steps) < order.steps[0] - order.first_step:  # it was stopped: the rest is still due
+            undone = order.random_frames - min(order.random_frames, min(ready.steps) * layout.num_envs)
+            pending.random_frames -= min(undone, pending.random_frames)
+            self._random_frames_left += undone
         random_left = pending.random_frames
         for index, frames in enumerate(pending.frames):
             lane_steps = ready.steps[0] if len(ready.steps) == 1 else ready.steps[index]
@@ -279,6 +297,24 @@ class MultiAsyncCollector(MultiCollector):
                 last = {key: leaf[:rest, steps : steps + 1].contiguous() for key, leaf in own.items()}
                 pieces.append(_Piece(worker, last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
         return pieces
+
+    def _salvage(self) -> TensorDictBase | None:
+        """After a worker failed: what was complete and not delivered, its own steps too, joined in time."""
+        self._take_arrived()
+        for member in self._fleet.members:
+            if member.failure is not None:
+                _, number, steps = member.failure
+                pending = self._pending[member.number].pop(number, None)
+                if pending is not None and any(steps):
+                    done = [each - pending.order.first_step for each in steps]
+                    self._pieces.extend(self._cut(member.number, pending, Ready(number, done, [(0, 0)], [])))
+        pieces = [self._as_batch(piece.leaves, piece.lead) for piece in self._pieces if piece.lead == self._lead]
+        self._pieces.clear()
+        return torch.cat(pieces, -1) if pieces else None  # type: ignore[arg-type,return-value]
+
+    @property
+    def _lead(self) -> torch.Size:
+        return self._description.env_size
 
     def _deliver(self, piece: _Piece) -> TensorDictBase | None:
         """A batch without the frames that are too old; None if all are."""

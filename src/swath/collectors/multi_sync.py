@@ -16,14 +16,14 @@ from swath.errors import NoLength
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
-from swath.workers.fleet import Member
+from swath.workers.fleet import Member, has_ended
 from swath.workers.orders import Order, Ready
 
 MASK: Key = ("collector", "mask")
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 #: How long the others may take to stop when one worker failed.
-_SECONDS_TO_SALVAGE = 0.3
+_SECONDS_TO_SALVAGE = 0.6
 
 
 @dataclass
@@ -297,17 +297,20 @@ class MultiSyncCollector(MultiCollector):
         if batch is None or self._join_in_time:
             return None
         fleet = self._fleet
-        for member in fleet.members:
-            if member.failure is not None and member.failure[1] == batch.orders[member.number].number:
-                batch.ready[member.number] = member.failure[2]
         self._stop(batch)
         deadline = time.monotonic() + _SECONDS_TO_SALVAGE
-        while (missing := batch.missing) and (left := deadline - time.monotonic()) > 0:
-            fleet._wait_for([fleet.members[i] for i in missing], left)
-            if not fleet.arrived:
-                break
+        while True:
             while fleet.arrived:
                 self._sort_in(batch, *fleet.arrived.popleft())
+            for worker in batch.missing:  # others may have failed, too
+                failure = fleet.members[worker].failure
+                if failure is not None and failure[1] == batch.orders[worker].number:
+                    batch.ready[worker] = failure[2]
+            waiting = [fleet.members[i] for i in batch.missing if not has_ended(fleet.members[i])]
+            left = deadline - time.monotonic()
+            if not waiting or left <= 0:
+                break
+            fleet._wait_for(waiting, left)
         common = min(self._steps_of_members(batch))
         if not common:
             return None

@@ -383,7 +383,9 @@ class WeightSyncScheme:
             if self._get_context() is None:
                 del self._unanswered[worker]
                 return [WeightSyncError(f"worker {worker} is gone; it did not apply the weights")]
-            return []  # its sentinel will tell
+            self._unanswered.pop(worker, None)
+            self._get_context().worker_gone(worker)  # or about to be: raises, or starts another one
+            return []
         if self._unanswered.get(worker) == sequence:
             del self._unanswered[worker]
             context = self._get_context()

@@ -39,6 +39,12 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
 
 
 def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise ValueError(
+            f"the weights of {lazy[0]!r} do not exist yet: it is lazy, and was not called. Call the policy once before "
+            "the collector is made, or make it with policy_factory"
+        )
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from swath.rollout.layout import Field, Key
@@ -66,15 +67,19 @@ class BlockLayout:
     def num_bytes(self) -> int:
         return max(self._offsets[-1], _ALIGNMENT)
 
-    def leaves(self, memory: torch.Tensor, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
+    def leaves(self, memory: torch.Tensor | np.ndarray, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
         """All keys of a batch with so many steps of each member: ``[envs, steps, *shape]``."""
         if self.along_time:
             size = (self.envs_per_member, sum(steps))
         else:
             size = (self.num_envs, steps[0])
         frames = size[0] * size[1]
+        array = memory.numpy() if isinstance(memory, torch.Tensor) else memory
         return {
-            field.key: memory[offset : offset + frames * field.num_bytes].view(field.dtype).view(*size, *field.shape)
+            # A storage for each key, so that ``torch.save`` takes them, and does not save the whole block for one.
+            field.key: torch.from_numpy(array[offset : offset + frames * field.num_bytes])
+            .view(field.dtype)
+            .view(*size, *field.shape)
             for field, offset in zip(self.fields, self._offsets[:-1], strict=True)
         }
 
@@ -120,6 +125,7 @@ class BlockPool:
         self._free: list[Block] = []
         self._all: dict[int, Block] = {}
         self._lent: set[int] = set()
+        self._closed = False
         #: Filled by finalizers, which may run in any thread and at any time.
         self._returned: deque[Block] = deque()
         #: Numbers of blocks that are gone, for workers to unmap.
@@ -156,11 +162,17 @@ class BlockPool:
         if len(self._lent) > _MOST_LENT:
             block.memory.close_descriptor()
         array = block.memory.bytes_.numpy()
-        weakref.finalize(array, self._returned.append, block).atexit = False
-        return self.layout.leaves(torch.from_numpy(array), steps)
+        weakref.finalize(array, self._take_back, block).atexit = False
+        return self.layout.leaves(array, steps)
+
+    def _take_back(self, block: Block) -> None:
+        if not self._closed:
+            self._returned.append(block)
 
     def close(self) -> None:
         """No block is needed any more; the consumer keeps those that it has."""
+        self._closed = True
+        self._returned.clear()
         for block in self._all.values():
             block.memory.close_descriptor()
         self._all.clear()

@@ -248,11 +248,17 @@ class Fleet:
                     self.handle_loss(member)
 
     def handle_end(self, member: Member) -> None:
-        """A worker's process has ended, as another thread may have noticed already."""
+        """A worker's process has ended, or is about to; another thread may have noticed already."""
         with self._lock:
-            if has_ended(member):
-                self._drain(member)
+            self._drain(member)
+            if member.sentinel != -1 and (member.failure is not None or has_ended(member) or self._leaves(member)):
                 self.handle_loss(member)
+
+    def _leaves(self, member: Member) -> bool:
+        """Wait a moment for a worker that closed a connection to end, or to say why it will."""
+        wait([member.sentinel, member.channel.connection], timeout=1.0)
+        self._drain(member)
+        return True
 
     def _wait_for(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
         """Members that died meanwhile, and left no exception, are returned."""

@@ -121,6 +121,11 @@ def check_start_method(method: Any) -> StartMethod:
 
 def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a process (not a daemon: it may have children of its own)."""
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "this process is a daemon (of a multiprocessing.Pool, or a DataLoader's worker), which may not have "
+            "children; make the collector in the main process"
+        )
     process = _KINDS[method](target=target, args=args, name=name, daemon=False)
     process.start()
     return process

@@ -229,8 +229,13 @@ class Worker:
                 lane.collector._rollout.give_up()
 
     def _on_stop(self, number: int) -> None:
+        """End an order after the steps that were taken; one that was not begun, without any."""
         if self._current is not None and self._current.number == number:
             self._mail.stop_requested = True
+        for order in [order for order in self._orders if order.number == number]:
+            self._orders.remove(order)
+            nothing = Ready(number, [0] * len(self.lanes), [(0, self._mail.policy_version)], [])
+            self._channel.send("ready", *nothing)
 
     def _on_close(self) -> None:
         self.leaving = True
