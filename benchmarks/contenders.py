@@ -7,13 +7,16 @@ collectors deliver memory that later batches leave alone.
 
 from __future__ import annotations
 
+import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -47,34 +50,47 @@ class Transitions:
         )
 
 
-class Contender(Protocol):
+class Contender(ABC):
+    #: What one of its batches holds: so many steps of so many envs.
+    batches: Setting
+    #: Frames until every env has delivered: those of a batch, unless each env has batches of its own.
+    frames_per_round: int
+
+    @abstractmethod
     def collect(self, frames: int) -> int:
         """Collect at least so many frames, in whole batches; how many transitions were delivered."""
-        ...
 
+    @abstractmethod
     def last_batch(self) -> Transitions:
         """What the last batch held, for the check that all contenders do the same."""
-        ...
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    def rest(self) -> None:  # noqa: B027  most need no telling
+        """Work no more until ``wake``: another one's turn."""
+
+    def wake(self) -> None:  # noqa: B027
+        """Undo ``rest``."""
 
 
 # -- collectors --------------------------------------------------------------------------------------------------------
 
 
-class _CollectorContender:
+class CollectorContender(Contender):
     """A collector of TensorDicts; swath's and torchrl's differ in their constructors only."""
 
-    def __init__(self, setting: Setting, collector: Any) -> None:
-        self._setting = setting
-        self._collector = collector
-        self._batches: Iterator[Any] = iter(collector)
+    def __init__(self, batches: Setting, collector: Any, num_turns: int = 1) -> None:
+        self.batches = batches
+        self.frames_per_round = num_turns * batches.frames_per_batch
+        self.collector: Any = collector
+        self._iterator: Iterator[Any] = iter(collector)
         self._batch: Any = None
 
     def collect(self, frames: int) -> int:
         delivered = 0
         while delivered < frames:
-            self._batch = next(self._batches)
+            self._batch = next(self._iterator)
             delivered += self._batch.numel()
         return delivered
 
@@ -83,7 +99,7 @@ class _CollectorContender:
         batch = self._batch.unsqueeze(0) if self._batch.dim() == 1 else self._batch
         batch = batch.transpose(0, 1)
         actions = batch["action"].numpy()
-        if self._setting.discrete and actions.ndim == 3:  # swath stores what the policy said, and acts on its argmax
+        if self.batches.discrete and actions.ndim == 3:  # swath stores what the policy said, and acts on its argmax
             actions = actions.argmax(-1)
         return Transitions(
             obs=batch["observation"].numpy(),
@@ -95,21 +111,33 @@ class _CollectorContender:
         )
 
     def close(self) -> None:
-        self._collector.shutdown()
+        self.collector.shutdown()
+        # Those of torchrl must not live until the interpreter ends: a finalizer would start a thread then, and hang.
+        self.collector = self._batch = None
+        self._iterator = iter(())
+        gc.collect()
+
+
+def swath_env(setting: Setting) -> Any:
+    from swath.envs import GymWrapper
+
+    return GymWrapper(setting.make_env())
+
+
+def swath_policy(setting: Setting, network: nn.Sequential) -> TensorDictModule:
+    # A float vector in a one-hot slot is decoded by argmax, so the network needs no last layer.
+    return TensorDictModule(network, in_keys=["observation"], out_keys=["action"])
 
 
 def swath_collector(setting: Setting) -> Contender:
     from swath.collectors import Collector
-    from swath.envs import GymWrapper, SerialEnv
+    from swath.envs import SerialEnv
 
-    def make_env() -> GymWrapper:
-        return GymWrapper(setting.make_env())
-
-    # A float vector in a one-hot slot is decoded by argmax, so the network needs no last layer.
-    policy = TensorDictModule(setting.make_network(), in_keys=["observation"], out_keys=["action"])
+    make_env = partial(swath_env, setting)
     env = make_env() if setting.num_envs == 1 else SerialEnv(setting.num_envs, make_env)
     env.set_seed(ENV_SEED)
-    return _CollectorContender(setting, Collector(env, policy, frames_per_batch=setting.frames_per_batch))
+    policy = swath_policy(setting, setting.make_network())
+    return CollectorContender(setting, Collector(env, policy, frames_per_batch=setting.frames_per_batch))
 
 
 class _Greedy(nn.Module):
@@ -117,39 +145,45 @@ class _Greedy(nn.Module):
         return logits.argmax(-1)
 
 
+def torchrl_env(setting: Setting) -> Any:
+    from torchrl.envs import GymWrapper
+
+    # Integer actions: in a one-hot slot, torchrl 0.14.1 casts logits to integers before it takes their argmax
+    # (0.4 and 0.9 both become 0), which would not be the greedy action.
+    return GymWrapper(setting.make_env(), categorical_action_encoding=setting.discrete)
+
+
+def torchrl_policy(setting: Setting, network: nn.Sequential) -> TensorDictModule:
+    layers = nn.Sequential(*network, _Greedy()) if setting.discrete else network
+    return TensorDictModule(layers, in_keys=["observation"], out_keys=["action"])
+
+
 def torchrl_collector(setting: Setting) -> Contender:
     from torchrl.collectors import Collector
-    from torchrl.envs import GymWrapper, SerialEnv
+    from torchrl.envs import SerialEnv
 
-    def make_env() -> Any:
-        # Integer actions: in a one-hot slot, torchrl 0.14.1 casts logits to integers before it takes their argmax
-        # (0.4 and 0.9 both become 0), which would not be the greedy action.
-        return GymWrapper(setting.make_env(), categorical_action_encoding=setting.discrete)
-
-    network = setting.make_network()
-    if setting.discrete:
-        network.append(_Greedy())
-    policy = TensorDictModule(network, in_keys=["observation"], out_keys=["action"])
+    make_env = partial(torchrl_env, setting)
     env = make_env() if setting.num_envs == 1 else SerialEnv(setting.num_envs, make_env)
     env.set_seed(ENV_SEED)
     collector = Collector(
         env,
-        policy,
+        torchrl_policy(setting, setting.make_network()),
         frames_per_batch=setting.frames_per_batch,
         total_frames=-1,
         auto_register_policy_transforms=False,  # as by default; said, it does not warn
     )
-    return _CollectorContender(setting, collector)
+    return CollectorContender(setting, collector)
 
 
 # -- hand-written loops ------------------------------------------------------------------------------------------------
 
 
-class _Loop:
+class _Loop(Contender):
     """What the hand-written loops share: the network, the arrays, whole batches."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.batches = setting
+        self.frames_per_round = setting.frames_per_batch
         self._network = setting.make_network()
         self._stored = Transitions.empty(setting)
 
@@ -158,34 +192,34 @@ class _Loop:
         with torch.no_grad():
             while delivered < frames:
                 self._collect_batch()
-                delivered += self._setting.frames_per_batch
+                delivered += self.batches.frames_per_batch
         return delivered
 
-    def _collect_batch(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _collect_batch(self) -> None: ...
 
     def last_batch(self) -> Transitions:
         return self._stored
 
 
-class SyncVectorLoop(_Loop):
-    """Gymnasium's own vector env.
+class VectorLoop(_Loop):
+    """One of Gymnasium's own vector envs.
 
     SAME_STEP has no filler steps, so every step of every env is a transition; the true last observation comes in
     ``infos``. ``copy=False``, since the loop copies into its arrays anyway.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, make_vector_env: Callable[..., VectorEnv]) -> None:
         super().__init__(setting)
-        self._envs = SyncVectorEnv(
+        self._envs = make_vector_env(
             [setting.make_env] * setting.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
         )
         self._obs, _ = self._envs.reset(seed=ENV_SEED)
 
     def _collect_batch(self) -> None:
-        stored, envs, network, discrete = self._stored, self._envs, self._network, self._setting.discrete
+        stored, envs, network, discrete = self._stored, self._envs, self._network, self.batches.discrete
         obs = self._obs
-        for t in range(self._setting.steps_per_batch):
+        for t in range(self.batches.steps_per_batch):
             stored.obs[t] = obs
             output = network(torch.from_numpy(obs))
             actions = (output.argmax(-1) if discrete else output).numpy()
@@ -210,9 +244,9 @@ class PlainLoop(_Loop):
         self._obs = np.stack([env.reset(seed=ENV_SEED + index)[0] for index, env in enumerate(self._envs)])
 
     def _collect_batch(self) -> None:
-        stored, envs, network, discrete = self._stored, self._envs, self._network, self._setting.discrete
+        stored, envs, network, discrete = self._stored, self._envs, self._network, self.batches.discrete
         obs = self._obs
-        for t in range(self._setting.steps_per_batch):
+        for t in range(self.batches.steps_per_batch):
             stored.obs[t] = obs
             output = network(torch.from_numpy(obs))
             actions = (output.argmax(-1) if discrete else output).numpy()
@@ -240,7 +274,7 @@ class PlainLoop(_Loop):
 CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
     "swath": swath_collector,
     "torchrl": torchrl_collector,
-    "sync-vector": SyncVectorLoop,
+    "sync-vector": partial(VectorLoop, make_vector_env=SyncVectorEnv),
     "plain-loop": PlainLoop,
 }
 

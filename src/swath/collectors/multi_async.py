@@ -16,7 +16,7 @@ from swath.collectors.multi_sync import mark_broken
 from swath.errors import NoLength
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
-from swath.workers.fleet import Member
+from swath.workers.fleet import Member, has_ended
 from swath.workers.orders import Order, Ready
 
 #: Orders that a worker has at a time: the one that it follows, and the one that it goes on with.
@@ -300,6 +300,8 @@ class MultiAsyncCollector(MultiCollector):
 
     def _salvage(self) -> TensorDictBase | None:
         """After a worker failed: what was complete and not delivered, its own steps too, joined in time."""
+        if not any(member.failure is not None or has_ended(member) for member in self._fleet.members):
+            return None  # Ctrl-C: it will be delivered later
         self._take_arrived()
         for member in self._fleet.members:
             if member.failure is not None:

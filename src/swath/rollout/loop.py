@@ -31,7 +31,7 @@ class Mail(Protocol):
 
     #: A byte that another process sets when there is something to read; looked at after every step.
     waiting: Any
-    #: Where the rollout writes its step, for whoever watches that it goes on.
+    #: Where the rollout writes how many steps of the batch it took, for whoever watches that it goes on.
     beat: Any
     #: Whether to end the batch after the steps that were taken.
     stop_requested: bool
@@ -307,14 +307,14 @@ class Rollout:
         """The loop."""
         step, cross = self._step, self.boundaries.cross
         waiting, beat = self._mail.waiting, self._mail.beat
-        t = start
+        t, done = start, self._batch.num_taken + 1
         try:
             for t in range(start, end):
                 act(t)
                 ended = step(t)
                 if ended is not None:
                     cross(t, ended)
-                beat[0] = t
+                beat[0] = done + t
                 if waiting[0]:
                     end = t + 1
                     break

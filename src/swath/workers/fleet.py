@@ -73,6 +73,29 @@ class Member:
         return self.frames_before + self.page.integer("frames")
 
     @property
+    def frames_under_way(self) -> int:
+        """Of the batch that it collects; 0 where envs of a batch size of their own take turns."""
+        about = self.description
+        if about is None or not (about.merged or len(self.blueprint.members) == 1):
+            return 0
+        return self.page.integer("beat") * len(self.blueprint.members) * about.env_size.numel()
+
+    @property
+    def is_alive(self) -> bool:
+        """Asked from any thread, also of one that shuts down: it does not take the exit code away from who waits."""
+        try:
+            return self.process is not None and not self.hung_up and not wait([self.sentinel], timeout=0)
+        except (OSError, ValueError):  # closed
+            return False
+
+    @property
+    def pid(self) -> int | None:
+        try:
+            return self.process.pid
+        except (AttributeError, ValueError):
+            return None
+
+    @property
     def who(self) -> str:
         members = self.blueprint.members
         envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
@@ -426,11 +449,11 @@ class Fleet:
             lines.append(
                 {
                     "worker": member.number,
-                    "pid": None if member.process is None else member.process.pid,
-                    "alive": member.process is not None and _is_alive(member.process),
+                    "pid": member.pid,
+                    "alive": member.is_alive,
                     "envs": list(member.blueprint.members),
-                    "frames": member.frames,
-                    "fps": member.page.integer("frames") / alive_s if alive_s else 0.0,
+                    "frames": member.frames + member.frames_under_way,
+                    "fps": (member.page.integer("frames") + member.frames_under_way) / alive_s if alive_s else 0.0,
                     "env": shares.env,
                     "policy": shares.policy,
                     "waiting": shares.waiting,
@@ -482,13 +505,6 @@ class Fleet:
 
 def has_ended(member: Member) -> bool:
     return member.hung_up or (member.sentinel != -1 and bool(wait([member.sentinel], timeout=0)))
-
-
-def _is_alive(process: Any) -> bool:
-    try:
-        return process.is_alive()
-    except ValueError:  # closed
-        return False
 
 
 def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:

@@ -5,6 +5,9 @@ these variables when they are loaded.
 """
 
 import os
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, also while this is imported
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

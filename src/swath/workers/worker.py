@@ -256,7 +256,7 @@ class Worker:
         self._current, self._unwanted, mail.stop_requested = order, False, False
         mail.first_step = order.first_step
         started, cpu_s, switches = time.monotonic(), time.process_time(), _voluntary_switches()
-        page.write(busy_since=started, committed=order.first_step)
+        page.write(busy_since=started, committed=order.first_step, beat=0)
         page.add(batches=1)
         steps: list[int] = []
         try:
@@ -311,6 +311,7 @@ class Worker:
             fragments += new
         self._page.write(env_s=env_s, policy_s=policy_s, next_traj_id=next_id, committed=0)
         self._page.add(frames=frames, steps=sum(steps))
+        self._page.write(beat=0)  # its steps are among the frames now
         versions = self.lanes[0].collector._rollout.versions
         if order.first_step:
             versions = [(max(step, 0) + order.first_step, version) for step, version in versions]
