@@ -6,16 +6,18 @@ these variables when they are loaded.
 
 import os
 import signal
+import sys
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, also while this is imported
+# Whoever imports this elsewhere (a tool that looks at every module) must not have its process changed.
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, also while this is imported
+    for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+        os.environ.setdefault(_name, "1")
 
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+import gymnasium  # noqa: F401
+import tensordict  # noqa: F401
+import torch  # noqa: F401
 
-import gymnasium  # noqa: E402, F401
-import tensordict  # noqa: E402, F401
-import torch  # noqa: E402, F401
-
-import swath.collectors  # noqa: E402
-import swath.envs  # noqa: E402
-import swath.workers.worker  # noqa: E402, F401
+import swath.collectors
+import swath.envs
+import swath.workers.worker  # noqa: F401
