@@ -32,7 +32,6 @@ POLICIES: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]]]] = {
 }
 #: (envs, workers): one env in a worker, several, uneven.
 LAYOUTS = [(1, 1), (2, 2), (3, 3), (2, 1), (4, 2), (5, 3)]
-METHODS = ["forkserver", "spawn"]
 
 
 def multi(kind: type, envs: int = 3, workers: int | None = None, policy: Any = None, **kwargs: Any) -> Any:
@@ -82,7 +81,7 @@ def test_sync_equals_the_plain_loop(envs: int, workers: int, policy_kind: str) -
     assert len(ids.unique()) == int(ends[:, :-1].sum()) + envs
 
 
-@pytest.mark.parametrize("method", [*METHODS, "fork"])
+@pytest.mark.parametrize("method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("envs", "workers"), [(2, 2), (3, 2)])
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 def test_every_start_method_delivers_the_same_episodes(kind: type, envs: int, workers: int, method: str) -> None:

@@ -97,7 +97,7 @@ def test_a_thousand_updates_while_workers_collect(scheme: type[WeightSyncScheme]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_every_way_to_hand_weights_over(scheme: type[WeightSyncScheme], method: str) -> None:
     network, policy = versioned()
     collector = MultiSyncCollector(
