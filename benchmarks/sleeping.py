@@ -22,7 +22,7 @@ NUM_ENVS = 64
 STEP_S = 0.01
 CEILING = NUM_ENVS / STEP_S
 STEPS_PER_BATCH = 50
-REPEATS = 3
+REPEATS = 7
 #: Collectors that work ahead have up to two batches of each env ready.
 WARM_UP_ROUNDS = 3
 _HEADER = ["contender", "median fps", "min .. max", "of ceiling", "start-up"]
