@@ -14,11 +14,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from counting import CountingEnv, assert_consistent, make_counting, plain_loop
+from counting import CountingEnv, CountingTensorDictEnv, assert_consistent, make_counting, plain_loop
 from leaks import no_leaks  # noqa: F401
 from policies_for_tests import deterministic
-from swath.collectors import AsyncCollector, BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
-from swath.envs import SerialEnv, next_seed
+from swath.collectors import (
+    AsyncBatchedCollector,
+    AsyncCollector,
+    BaseCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
+from swath.envs import AsyncEnvPool, ParallelEnv, SerialEnv, next_seed
 from swath.errors import CollectorClosed
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -34,6 +41,8 @@ class Kind:
     make: Callable[..., BaseCollector]
     envs: int
     frames_per_batch: int
+    #: Batches are ``[frames]``, with ``env_index``.
+    is_flat: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -71,6 +80,58 @@ def one_worker(method: str) -> Kind:
     return Kind(f"AsyncCollector, {method}", make, 1, STEPS)
 
 
+def parallel(envs: int, workers: int, make_env: Callable[[], Any] = make_counting) -> Kind:
+    def make(policy: Any, **kwargs: Any) -> BaseCollector:
+        env = ParallelEnv(envs, make_env, num_workers=workers)
+        return Collector(env, policy, frames_per_batch=STEPS * envs, **kwargs)
+
+    name = "" if make_env is make_counting else ", TensorDicts"
+    return Kind(f"Collector, ParallelEnv, {envs} envs in {workers}{name}", make, envs, STEPS * envs)
+
+
+def pooled(envs: int, backend: str) -> Kind:
+    def make(policy: Any, **kwargs: Any) -> BaseCollector:
+        env = AsyncEnvPool([make_counting] * envs, backend=backend)
+        return Collector(env, policy, frames_per_batch=STEPS * envs, **kwargs)
+
+    return Kind(f"Collector, AsyncEnvPool, {envs} envs, {backend}", make, envs, STEPS * envs)
+
+
+def batched(
+    envs: int, workers: int, backend: str = "multiprocessing", make_env: Callable[[], Any] = make_counting
+) -> Kind:
+    def make(policy: Any, **kwargs: Any) -> BaseCollector:
+        return AsyncBatchedCollector(
+            [make_env] * envs,
+            policy,
+            frames_per_batch=STEPS * envs + 1,  # need not be whole steps
+            num_workers=workers,
+            env_backend=backend,
+            **kwargs,
+        )
+
+    name = "" if make_env is make_counting else ", TensorDicts"
+    return Kind(
+        f"AsyncBatchedCollector, {envs} envs in {workers}, {backend}{name}", make, envs, STEPS * envs + 1, is_flat=True
+    )
+
+
+CENTRAL = [
+    parallel(1, 1),
+    parallel(3, 3),
+    parallel(5, 2),
+    parallel(3, 2, CountingTensorDictEnv),
+    pooled(3, "threading"),
+    pooled(3, "multiprocessing"),
+    batched(1, 1),
+    batched(3, 3),
+    batched(5, 2),
+    batched(6, 1),
+    batched(3, 2, make_env=CountingTensorDictEnv),
+    batched(3, 3, "threading"),
+    batched(4, 2, "threading"),
+]
+
 #: {1, 2, 3 workers} × {packed, not} × {fork server, spawn}.
 LAYOUTS = [(1, 1), (2, 2), (3, 3), (2, 1), (4, 2), (6, 3)]
 
@@ -81,7 +142,7 @@ def all_multi(method: str) -> list[Kind]:
     return [*made, one_worker(method)]
 
 
-KINDS = [single(1), single(3), *all_multi("forkserver")]
+KINDS = [single(1), single(3), *all_multi("forkserver"), *CENTRAL]
 #: A new interpreter takes seconds to import torch, so most of these are run by `make test-all` only.
 SPAWNED = [
     pytest.param(kind, marks=() if kind.envs == 2 and "in 1" in kind.name else pytest.mark.slow)
@@ -95,6 +156,11 @@ def by_env(kind: Kind, batches: list[TensorDict]) -> dict[int, TensorDict]:
     for batch in batches:
         batch = batch.copy()
         collector = batch.pop("collector")
+        if kind.is_flat:
+            index = batch["env_index"]
+            for env in index.unique().tolist():
+                pieces.setdefault(env, []).append(batch[index == env])
+            continue
         rows = batch.reshape(-1, batch.shape[-1])
         numbers = collector.get("env", None)
         for index, row in enumerate(rows):
@@ -104,7 +170,7 @@ def by_env(kind: Kind, batches: list[TensorDict]) -> dict[int, TensorDict]:
 
 
 def fields(batch: TensorDict) -> dict[Any, torch.dtype]:
-    return {key: leaf.dtype for key, leaf in batch.items(True, True) if key != ("collector", "env")}
+    return {key: leaf.dtype for key, leaf in batch.items(True, True) if key not in (("collector", "env"), "env_index")}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *SPAWNED], ids=str)
@@ -124,7 +190,7 @@ def test_contract(kind: Kind) -> None:
     batches = list(collector)
     assert len(batches) == expected
     assert sum(batch.numel() for batch in batches) == total == collector.stats()["frames"]
-    assert all(batch.names[-1] == "time" for batch in batches)
+    assert all(batch.names[-1] == (None if kind.is_flat else "time") for batch in batches)
     assert all(leaf.is_contiguous() for batch in batches[:7] for leaf in batch.values(True, True))
 
     # Keys and dtypes: those of the single collector.

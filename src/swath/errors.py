@@ -3,7 +3,9 @@
 SwathError
 ├── EnvError (RuntimeError)              the env broke its contract
 │   ├── EnvDataError (ValueError)        … by a key, shape or dtype that differs from its layout
-│   └── EnvClosed                        … or was used after close()
+│   ├── EnvClosed                        … or was used after close()
+│   ├── EnvBusy                          an env of a pool was sent something before the last was received
+│   └── NothingSent                      … or was to be received without anything being sent
 ├── PolicyError (RuntimeError)           the policy broke its contract
 │   ├── PolicyInputError (KeyError)      … it asks for a key that nobody writes
 │   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
@@ -14,6 +16,10 @@ SwathError
 │   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
 │   └── WorkerRaised                     … it raised an exception that cannot leave its process
 ├── WeightSyncError (RuntimeError)       weights did not reach a worker
+├── InferenceError (RuntimeError)        an inference server could not answer
+│   ├── ServerClosed                     … it was shut down, or not started
+│   ├── ServerDied                       … its process was killed, or its thread has ended
+│   └── NoFreeSlot                       … it has as many clients as it has slots
 ├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
 └── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 
@@ -26,15 +32,21 @@ from __future__ import annotations
 
 __all__ = [
     "CollectorClosed",
+    "EnvBusy",
     "EnvClosed",
     "EnvDataError",
     "EnvError",
+    "InferenceError",
+    "NoFreeSlot",
     "NoLength",
     "NonFiniteData",
+    "NothingSent",
     "OutOfSharedMemory",
     "PolicyError",
     "PolicyInputError",
     "PolicyOutputError",
+    "ServerClosed",
+    "ServerDied",
     "SwathError",
     "WeightSyncError",
     "WorkerDied",
@@ -58,6 +70,14 @@ class EnvDataError(EnvError, ValueError):
 
 class EnvClosed(EnvError):
     """An env was used after ``close()``."""
+
+
+class EnvBusy(EnvError):
+    """An env of a pool was sent something before the last was received."""
+
+
+class NothingSent(EnvError):
+    """An env of a pool was to be received without anything being sent."""
 
 
 class PolicyError(SwathError, RuntimeError):
@@ -104,6 +124,22 @@ class WorkerRaised(WorkerError):
 
 class WeightSyncError(SwathError, RuntimeError):
     """Weights did not reach a worker."""
+
+
+class InferenceError(SwathError, RuntimeError):
+    """An inference server could not answer. (What the policy raises keeps its type.)"""
+
+
+class ServerClosed(InferenceError):
+    """An inference server was asked that was shut down, or not started."""
+
+
+class ServerDied(InferenceError):
+    """An inference server's process was killed, or its thread has ended by itself."""
+
+
+class NoFreeSlot(InferenceError):
+    """An inference server has as many clients as it has slots."""
 
 
 class OutOfSharedMemory(SwathError, MemoryError):

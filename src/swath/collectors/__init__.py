@@ -1,6 +1,7 @@
 """Collectors: policies run in envs, experience comes out in batches."""
 
 from swath.collectors.base import BaseCollector
+from swath.collectors.batched import AsyncBatchedCollector
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
@@ -16,6 +17,7 @@ from swath.weight_update.updaters import (
 )
 
 __all__ = [
+    "AsyncBatchedCollector",
     "AsyncCollector",
     "BaseCollector",
     "Collector",

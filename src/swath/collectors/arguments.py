@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
 import torch
 
 from swath.collectors.base import positive_int
 from swath.collectors.devices import parameter_devices
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
-from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.specs import Composite
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.layout import as_key
@@ -38,29 +36,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
         (None,),
     ),
 }
-
-
-def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
-    """The env that ``create_env_fn`` is or makes; Gymnasium's own are wrapped."""
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
-        if len(create_env_fn) != 1:
-            raise ValueError(f"a Collector has one env, got {len(create_env_fn)}; put several into SerialEnv(n, fn)")
-        create_env_fn = create_env_fn[0]
-    if isinstance(create_env_fn, str):
-        return GymEnv(create_env_fn, **(kwargs or {}))
-    ready = isinstance(create_env_fn, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
-    if ready and kwargs:
-        raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
-    if not ready and not callable(create_env_fn):
-        raise TypeError(
-            f"create_env_fn must be an env or a function that makes one, got {type(create_env_fn).__name__}"
-        )
-    env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
-    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
-        env = GymWrapper(env)
-    if not isinstance(env, EnvBase):
-        raise TypeError(f"create_env_fn made a {type(env).__name__}, which is no env; wrap it with GymWrapper")
-    return env
 
 
 def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type) -> None:

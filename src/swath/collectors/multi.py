@@ -337,9 +337,9 @@ class MultiCollector(BaseCollector):
     def _agree(self) -> Description:
         """What all workers say of themselves; it must be the same."""
         first, *rest = (member.description for member in self._fleet.members)
-        assert first is not None
+        assert isinstance(first, Description)
         for member, other in zip(self._fleet.members[1:], rest, strict=True):
-            assert other is not None
+            assert isinstance(other, Description)
             if (other.env_size, other.fields) != (first.env_size, first.fields):
                 mine = {f.key: (tuple(f.shape), f.dtype) for f in first.fields}
                 theirs = {f.key: (tuple(f.shape), f.dtype) for f in other.fields}

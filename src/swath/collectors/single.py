@@ -15,7 +15,6 @@ from swath.collectors.arguments import (
     casting_device,
     is_limit,
     make_assembler,
-    make_env,
     on_device,
     policy_wrapper,
     prepare_for_limit,
@@ -26,8 +25,10 @@ from swath.collectors.base import BaseCollector, Budget, Postprocessing
 from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
+from swath.collectors.threads import limited_threads, threads_left
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
+from swath.envs.making import make_env
 from swath.errors import CollectorClosed
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
@@ -152,7 +153,7 @@ class Collector(BaseCollector):
                 env,
                 policy_factory() if policy_factory is not None else policy,
                 devices,
-                Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel()),
+                self._resolve_budget(frames_per_batch, total_frames, env),
                 Stamps(
                     traj_ids=track_traj_ids,
                     step_count=is_limit(max_frames_per_traj),
@@ -183,6 +184,9 @@ class Collector(BaseCollector):
         self._no_cuda_sync = no_cuda_sync
         self._updater = adopt_updater(weight_updater, self)
 
+    def _resolve_budget(self, frames_per_batch: Any, total_frames: Any, env: EnvBase) -> Budget:
+        return Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel())
+
     def _set_up(
         self,
         env: EnvBase,
@@ -204,6 +208,8 @@ class Collector(BaseCollector):
         if postprocessing.set_truncated and "truncated" not in env.done_keys:
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         self.env = env
+        #: Envs in processes of their own need the cores more than torch does, whose idle threads spin.
+        self._num_threads = threads_left(getattr(env, "num_busy_processes", 0))
         self._devices = devices
         self._stamps = stamps
         self._given_policy = policy
@@ -303,6 +309,7 @@ class Collector(BaseCollector):
         if self._profiler is not None and self._profiler.finished:
             self._profiler = None
         with (
+            limited_threads(self._num_threads),
             torch.inference_mode(False),  # what is delivered must be fit for training, wherever it is collected
             torch.no_grad(),
             set_interaction_type(self.exploration_type),
@@ -324,10 +331,11 @@ class Collector(BaseCollector):
         """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""
         env_ids = None
         if index is not None:
-            chosen = torch.arange(self._budget.num_envs)[index] if isinstance(index, slice) else torch.as_tensor(index)
+            num_envs = self._rollout.num_envs
+            chosen = torch.arange(num_envs)[index] if isinstance(index, slice) else torch.as_tensor(index)
             if chosen.dtype == torch.bool:
-                if chosen.numel() != self._budget.num_envs:
-                    raise IndexError(f"a mask of {chosen.numel()} entries for {self._budget.num_envs} envs")
+                if chosen.numel() != num_envs:
+                    raise IndexError(f"a mask of {chosen.numel()} entries for {num_envs} envs")
                 chosen = chosen.reshape(-1).nonzero()
             env_ids = chosen.reshape(-1).tolist()
         self._restart(env_ids, **kwargs)
@@ -444,7 +452,7 @@ class Collector(BaseCollector):
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "policy_version": self._policy_version, "num_envs": self._budget.num_envs}
+        return {**super().stats(), "policy_version": self._policy_version, "num_envs": self._rollout.num_envs}
 
     def getattr_policy(self, name: str) -> Any:
         return getattr(self.policy, name)

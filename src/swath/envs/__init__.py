@@ -6,6 +6,8 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from swath.envs.base import EnvBase, next_seed
 from swath.envs.gym import GymEnv, GymWrapper
+from swath.envs.parallel import ParallelEnv
+from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.envs.serial import SerialEnv
 from swath.envs.specs import (
     Binary,
@@ -22,6 +24,7 @@ from swath.envs.step import step_mdp
 from swath.envs.vector import VectorEnv
 
 __all__ = [
+    "AsyncEnvPool",
     "Binary",
     "Bounded",
     "Categorical",
@@ -33,8 +36,11 @@ __all__ = [
     "MultiCategorical",
     "MultiOneHot",
     "OneHot",
+    "ParallelEnv",
+    "ProcessorAsyncEnvPool",
     "SerialEnv",
     "Spec",
+    "ThreadingAsyncEnvPool",
     "Unbounded",
     "VectorEnv",
     "exploration_type",

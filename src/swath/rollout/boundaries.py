@@ -85,6 +85,11 @@ class Boundaries:
         last = [column.take(row, env_ids) for column in self._strip.carried.values()]
         self._stepper.reset(row, env_ids)
         # After the reset, which may raise: what is recorded here must be complete.
+        self.record(t, env_ids, last)
+
+    def record(self, t: int, env_ids: list[int], last: list[np.ndarray | torch.Tensor]) -> None:
+        """These envs ended with step t, and were reset; ``last`` has the carried columns' last entries."""
+        row = t + 1
         self.last_entries.append(last)
         self.starts.append((t, env_ids, self._ids.draw(len(env_ids))))
         for column in self._policy_state:

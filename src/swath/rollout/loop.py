@@ -118,6 +118,8 @@ class Rollout:
         self.strip = strip = Strip.fitting(layout, num_steps)
         self.num_envs = layout.num_envs
         self._stepper = env.bind(strip)
+        if hasattr(self._stepper, "expect_resets"):
+            self._stepper.expect_resets()
         self.boundaries = Boundaries(strip, self._stepper, ids)
         self._step: Callable[[int], list[int] | None] = self._stepper.step
         self._limit: StepLimit | None = None

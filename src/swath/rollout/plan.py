@@ -155,6 +155,13 @@ class PolicyPlan:
             for new, old, known in zip(now, self.found, self.calls, strict=True)
         )
 
+    def resized(self, num_rows: int) -> PolicyPlan:
+        """The same for another number of envs."""
+        size = torch.Size([num_rows])
+        surroundings = replace(self.surroundings, batch_size=size)
+        flags = {key: flag for key, flag in surroundings.flags().items() if key in self.flags}
+        return replace(self, layout=replace(self.layout, batch_size=size), surroundings=surroundings, flags=flags)
+
     def bind(self, strip: Strip) -> BoundPolicy:
         return BoundPolicy(self, strip)
 

@@ -8,16 +8,20 @@ step t is "root" at step t + 1, so it is written once. (The one exception, an ep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from swath.rollout.layout import Field, Key, Layout
+from swath.rollout.layout import CPU, Field, Key, Layout
 
 #: A strip is at most this long; a longer batch is delivered strip by strip, which keeps the working memory in cache.
 MAX_STEPS = 512
 MAX_BYTES = 32 * 2**20
+
+
+#: Zeroed memory: ``allocate(size, dtype=…, device=…)``. Elsewhere than in private memory, see ``workers/stage.py``.
+Allocate = Callable[..., torch.Tensor]
 
 
 class Column:
@@ -25,15 +29,24 @@ class Column:
 
     __slots__ = ("array", "field", "rows", "tensor")
 
-    def __init__(self, field: Field, num_rows: int, batch_size: torch.Size) -> None:
+    def __init__(self, field: Field, num_rows: int, batch_size: torch.Size, allocate: Allocate = torch.zeros) -> None:
         size = (num_rows, batch_size.numel(), *field.shape)
         self.field = field
-        self.tensor = torch.zeros(size, dtype=field.dtype, device=field.device)
+        self.tensor = allocate(size, dtype=field.dtype, device=field.device)
         self.rows: Sequence[torch.Tensor] = self.tensor.view(num_rows, *batch_size, *field.shape).unbind(0)
         #: The same memory as NumPy sees it; None where NumPy cannot (another device, bfloat16).
         self.array: np.ndarray | None = None
         if field.device.type == "cpu" and field.dtype is not torch.bfloat16:
             self.array = self.tensor.numpy()
+
+    def part(self, envs: range) -> Column:
+        """Only some envs of it: another view of the same memory, to be read and written as a whole."""
+        part = object.__new__(Column)
+        part.field = self.field
+        part.tensor = self.tensor[:, envs.start : envs.stop]
+        part.rows = part.tensor.unbind(0)
+        part.array = None if self.array is None else self.array[:, envs.start : envs.stop]
+        return part
 
     @property
     def flat(self) -> memoryview:
@@ -62,19 +75,33 @@ class Column:
 class Strip:
     """Columns for ``num_steps`` steps of all envs of a layout."""
 
-    def __init__(self, layout: Layout, num_steps: int) -> None:
+    def __init__(self, layout: Layout, num_steps: int, allocate: Allocate = torch.zeros) -> None:
         self.layout = layout
         self.num_steps = num_steps
         self.num_envs = layout.num_envs
 
         def columns(fields: Sequence[Field], num_rows: int) -> dict[Key, Column]:
-            return {f.key: Column(f, num_rows, layout.batch_size) for f in fields}
+            return {f.key: Column(f, num_rows, layout.batch_size, allocate) for f in fields}
 
         self.carried = columns(layout.carried, num_steps + 1)
         self.outputs = columns(layout.outputs, num_steps)
         self.outcomes = columns(layout.outcomes, num_steps)
-        self.terminated = np.zeros((num_steps, self.num_envs), dtype=np.bool_)
-        self.truncated = np.zeros((num_steps, self.num_envs), dtype=np.bool_)
+        flags = (num_steps, self.num_envs)
+        self.terminated: np.ndarray = allocate(flags, dtype=torch.bool, device=CPU).numpy()
+        self.truncated: np.ndarray = allocate(flags, dtype=torch.bool, device=CPU).numpy()
+
+    def part(self, envs: range, layout: Layout) -> Strip:
+        """Only some envs, on the same memory; keys of ``layout`` that are not here get memory of their own."""
+        part = Strip(layout, self.num_steps)
+        for own, whole in (
+            (part.carried, self.carried),
+            (part.outputs, self.outputs),
+            (part.outcomes, self.outcomes),
+        ):
+            own.update({key: column.part(envs) for key, column in whole.items()})
+        part.terminated = self.terminated[:, envs.start : envs.stop]
+        part.truncated = self.truncated[:, envs.start : envs.stop]
+        return part
 
     @staticmethod
     def fitting(layout: Layout, num_steps: int) -> Strip:

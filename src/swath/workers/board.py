@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from swath.workers.signals import SEMAPHORE_BYTES
+
 PAGE_BYTES = 512
+#: Where a worker that steps envs for its owner has the semaphore that it waits for.
+_SEMAPHORE_AT = 384
 #: Words of 8 bytes after the first.
 _INTEGERS = ("beat", "batches", "committed", "frames", "next_traj_id", "policy_version", "switches", "steps")
 _SECONDS = ("env_s", "policy_s", "busy_s", "cpu_s", "started_at", "busy_since")
@@ -29,6 +33,7 @@ class Page:
         self._integers = {name: _cell(integers, i) for i, name in enumerate(_INTEGERS)}
         self._seconds = {name: _cell(seconds, i) for i, name in enumerate(_SECONDS)}
         self._all = page
+        self.semaphore_memory = memory[worker * PAGE_BYTES + _SEMAPHORE_AT :][:SEMAPHORE_BYTES]
 
     def clear(self) -> None:
         self._all[:] = 0
@@ -46,6 +51,10 @@ class Page:
                 self._integers[name][0] += int(value)
             else:
                 self._seconds[name][0] += value
+
+    def cell(self, name: str) -> Any:
+        """An integer to be counted up in place."""
+        return self._integers[name]
 
     def integer(self, name: str) -> int:
         return self._integers[name][0]

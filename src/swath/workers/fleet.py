@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe, wait
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ from swath.workers import pickling
 from swath.workers.board import PAGE_BYTES, Page, Shares
 from swath.workers.channel import Channel, unpack
 from swath.workers.memory import SharedMemory, require_descriptors
-from swath.workers.orders import Blueprint, Description, Life, Ready
+from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
 from swath.workers.process import main
 from swath.workers.start import StartMethod, start_process
 
@@ -43,7 +43,7 @@ _LONGEST_BACK_OFF_S = 5.0
 class Member:
     """One worker, as its owner sees it."""
 
-    blueprint: Blueprint
+    blueprint: Blueprint | EnvBlueprint
     page: Page
     payload: bytes
     process: Any = None
@@ -53,7 +53,7 @@ class Member:
     #: Its end of the channel is closed.
     hung_up: bool = False
     life: Life = field(default_factory=Life)
-    description: Description | None = None
+    description: Description | EnvDescription | None = None
     replies: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     #: The exception that the worker left with, the order it was following, and the steps it completed of it.
     failure: tuple[BaseException, int, list[int]] | None = None
@@ -119,13 +119,14 @@ class Fleet:
         restarts: how often each worker may be started again.
         step_timeout_s: how long a step may take; None for ever.
         on_restart: called with a worker that was started again, before it gets an order.
+        on_wake: called when a worker has to look at its messages, which waits for something else than those.
         lock: held while messages are sorted in and workers are started again. A trainer may send weights from another
             thread, and so notice a death: schemes hold the same one.
     """
 
     def __init__(
         self,
-        blueprints: Sequence[Blueprint],
+        blueprints: Sequence[Blueprint] | Sequence[EnvBlueprint],
         *,
         method: StartMethod,
         receivers: Callable[[int], Mapping[str, Any]],
@@ -133,6 +134,7 @@ class Fleet:
         restarts: int = 0,
         step_timeout_s: float | None = None,
         on_restart: Callable[[Member, BaseException], None] | None = None,
+        on_wake: Callable[[Member], None] | None = None,
         lock: Any = None,
     ) -> None:
         self._method: StartMethod = method
@@ -141,6 +143,7 @@ class Fleet:
         self._restarts = restarts
         self._step_timeout_s = step_timeout_s
         self._on_restart = on_restart
+        self._on_wake = on_wake
         self._board = SharedMemory(PAGE_BYTES * len(blueprints))
         self._num_calls = 0
         self._lock = threading.RLock() if lock is None else lock
@@ -217,7 +220,12 @@ class Fleet:
         with contextlib.suppress(OSError):
             member.channel.send(*message)
         if wake:
-            member.page.waiting[0] = 1
+            self._wake(member)
+
+    def _wake(self, member: Member) -> None:
+        member.page.waiting[0] = 1
+        if self._on_wake is not None:
+            self._on_wake(member)
 
     def send_block(self, member: Member, block: Any, layout: Any) -> None:
         """Map a block in a worker that does not have it yet."""
@@ -255,7 +263,7 @@ class Fleet:
         self._now_due(member)
         with contextlib.suppress(OSError):
             member.channel.send_anything("call", self._num_calls, name, args, kwargs)
-        member.page.waiting[0] = 1
+        self._wake(member)
         return self._num_calls
 
     def wait(self, members: Sequence[Member] | None = None, timeout_s: float | None = None) -> None:
@@ -369,7 +377,8 @@ class Fleet:
         else:
             how = f"left with exit code {code}"
         when = f"after {member.frames:,} frames" if member.description is not None else "while it started"
-        advice = "" if self._restarts else " With restart_workers=N it would be started again."
+        could = not self._restarts and isinstance(member.blueprint, Blueprint)
+        advice = " With restart_workers=N it would be started again." if could else ""
         return WorkerDied(
             f"{member.who} {how} {when}; restarts {member.life.number}/{self._restarts}. What it printed may say "
             f"more.{advice}",
@@ -520,12 +529,12 @@ def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:
     return list(left.values())
 
 
-def dump_blueprint(blueprint: Blueprint) -> bytes:
+def dump_blueprint(blueprint: Blueprint | EnvBlueprint) -> bytes:
     """A blueprint on its way; what cannot be pickled is named before any process starts."""
     try:
         return pickling.dumps(blueprint)
     except Exception as error:
-        for name, value in _pieces(blueprint):
+        for name, value in blueprint.pieces():
             try:
                 pickling.dumps(value)
             except Exception as reason:
@@ -535,16 +544,6 @@ def dump_blueprint(blueprint: Blueprint) -> bytes:
                     "policy"
                 ) from error
         raise
-
-
-def _pieces(blueprint: Blueprint) -> Iterator[tuple[str, Any]]:
-    for member, factory in zip(blueprint.members, blueprint.factories, strict=True):
-        yield f"create_env_fn of env {member}", factory
-    yield "create_env_kwargs", blueprint.env_kwargs
-    yield "the policy", blueprint.policy
-    yield "policy_factory", blueprint.policy_factory
-    yield "init_fn", blueprint.init_fn
-    yield from blueprint.collector_kwargs.items()
 
 
 #: Fleets that were not shut down.

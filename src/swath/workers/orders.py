@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from swath.rollout.layout import Field
+from swath.rollout.layout import Field, Layout
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,66 @@ class Blueprint:
     base_seed: int
     num_threads: int
     init_fn: Callable[[], Any] | None
+
+    def make_worker(self, channel: Any, page: Any, life: Life) -> Any:
+        from swath.workers.worker import Worker  # in the worker only: its owner needs none of it
+
+        return Worker(channel, page, self, life)
+
+    def pieces(self) -> Iterator[tuple[str, Any]]:
+        """What it is made of, by what its users call it."""
+        for member, factory in zip(self.members, self.factories, strict=True):
+            yield f"create_env_fn of env {member}", factory
+        yield "create_env_kwargs", self.env_kwargs
+        yield "the policy", self.policy
+        yield "policy_factory", self.policy_factory
+        yield "init_fn", self.init_fn
+        yield from self.collector_kwargs.items()
+
+
+@dataclass(frozen=True)
+class EnvBlueprint:
+    """What a worker is made from that only steps envs, for an owner who has the policy."""
+
+    worker: int
+    members: range
+    factories: Sequence[Any]
+    env_kwargs: Sequence[Mapping[str, Any]]
+    #: Truncate an episode after so many steps.
+    max_steps: int | None
+    base_seed: int
+    num_threads: int
+
+    def make_worker(self, channel: Any, page: Any, life: Life) -> Any:
+        from swath.workers.env_worker import EnvWorker
+
+        return EnvWorker(channel, page, self, life)
+
+    def make_host(self) -> Any:
+        from swath.workers.env_worker import EnvHost
+
+        return EnvHost(self)
+
+    def pieces(self) -> Iterator[tuple[str, Any]]:
+        for member, factory in zip(self.members, self.factories, strict=True):
+            yield f"create_env_fn of env {member}", factory
+        yield "create_env_kwargs", self.env_kwargs
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """What a worker says of its envs, which are alike."""
+
+    #: The batch size of each env.
+    env_size: torch.Size
+    device: torch.device | None
+    #: The env's specs by kind: "observation", "action" and so on.
+    specs: Mapping[str, Any]
+    #: Of one env.
+    layout: Layout
+    env: str
+    resets_single_envs: bool
+    merged: bool = True
 
 
 class Life(NamedTuple):

@@ -20,4 +20,5 @@ import torch  # noqa: F401
 
 import swath.collectors
 import swath.envs
+import swath.workers.env_worker
 import swath.workers.worker  # noqa: F401

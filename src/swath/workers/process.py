@@ -45,8 +45,6 @@ def _leave_anyway() -> None:
 
 def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life: Life, num_bytes: int) -> None:
     """The process."""
-    from swath.workers.worker import Worker  # only here: its owner, who knows this function, needs none of it
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     channel = Channel(connection)
@@ -58,7 +56,7 @@ def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life
         os.close(descriptor)
         try:
             blueprint = cloudpickle.loads(connection.recv_bytes())
-            me = Worker(channel, page, blueprint, life)
+            me = blueprint.make_worker(channel, page, life)
             built.append(me)
             description = me.build()
             channel.send("hello", description)

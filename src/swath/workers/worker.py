@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from swath.collectors.arguments import make_env
 from swath.collectors.single import Collector
 from swath.envs.base import EnvBase
+from swath.envs.making import make_env
 from swath.envs.serial import SerialEnv
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key

@@ -1,0 +1,408 @@
+"""ParallelEnv: envs in worker processes, stepped together, as one batched env.
+
+The rows of a step are written by the workers, in shared memory; here they are only put side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from swath.envs.rows import RowEnv
+from swath.errors import EnvClosed
+from swath.rollout.boundaries import Stepper
+from swath.rollout.strip import Strip
+from swath.workers.env_crew import EnvCrew, Group
+from swath.workers.env_hosts import ProcessHosts
+from swath.workers.layout import WorkerLayout, available_cores
+from swath.workers.stage import ENDED, FAILED, RESET, STEP, STEP_AND_RESET, Stage
+from swath.workers.start import check_start_method
+
+#: Arguments of the reference whose only sensible value here is what always happens.
+_MEANINGLESS = (
+    "use_buffers",
+    "shared_memory",
+    "memmap",
+    "share_individual_td",
+    "daemon",
+    "non_blocking",
+    "consolidate",
+)
+
+
+def resolve_factories(
+    who: str,
+    num_envs: int,
+    create_env_fn: Any,
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+) -> tuple[list[Any], list[Mapping[str, Any]]]:
+    """A factory and keywords for each env."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ValueError(f"{who}: the number of envs must be a positive integer, got {num_envs!r}")
+    if callable(create_env_fn) or isinstance(create_env_fn, str):
+        create_env_fn = [create_env_fn] * num_envs
+    factories: list[Any] = list(create_env_fn)
+    kwargs = create_env_kwargs or {}
+    all_kwargs = [kwargs] * num_envs if isinstance(kwargs, Mapping) else list(kwargs)
+    for name, given in (("factories", factories), ("create_env_kwargs", all_kwargs)):
+        if len(given) != num_envs:
+            raise RuntimeError(f"{who}: {num_envs} envs were asked for, but {len(given)} {name} given")
+    return factories, all_kwargs
+
+
+class CrewEnv(RowEnv):
+    """What ``ParallelEnv`` and ``AsyncEnvPool`` have in common: envs elsewhere, of which this one tells."""
+
+    def __init__(
+        self, crew: EnvCrew, device: torch.device | str | None = None, envs_per_group: int | None = None
+    ) -> None:
+        self._crew = crew
+        #: None: all envs of a worker are stepped together.
+        self._envs_per_group = envs_per_group
+        #: Envs that their worker has reset already, and that nobody has asked to reset yet.
+        self.reset_ahead: set[int] = set()
+        about = crew.about
+        num_envs = crew.worker_layout.num_members
+        super().__init__(batch_size=(num_envs, *about.env_size), device=device if device is not None else about.device)
+        for kind, spec in about.specs.items():
+            spec = spec.expand((num_envs, *spec.shape))
+            self._full_specs[kind] = spec if self.device is None else spec.to(self.device)
+
+    @property
+    def num_envs(self) -> int:
+        return self._crew.worker_layout.num_members
+
+    @property
+    def num_workers(self) -> int:
+        """As many as there are envs, for users of the reference; see ``num_processes``."""
+        return self.num_envs
+
+    @property
+    def num_processes(self) -> int:
+        return self._crew.worker_layout.num_workers
+
+    @property
+    def num_busy_processes(self) -> int:
+        """Processes that need a core while envs are stepped."""
+        return self.num_processes if isinstance(self._crew.hosts, ProcessHosts) else 0
+
+    @property
+    def resets_single_envs(self) -> bool:
+        return self._crew.about.resets_single_envs
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of every env, as a list; a method calls every env's and returns a list."""
+        if name.startswith("_") or "_crew" not in self.__dict__ or self.__dict__.get("is_closed", True):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        found = self._crew.hosts.call("child_attributes", name)
+        if all(is_method for is_method, _ in found):
+
+            def call(*args: Any, **kwargs: Any) -> list[Any]:
+                self._assert_open()
+                results = self._crew.hosts.call("call_children", name, args, kwargs)
+                return [result for of_worker in results for result in of_worker]
+
+            return call
+        return [value for _, values in found for value in values]
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def bind_rows(self, strip: Strip) -> Stepper:
+        return ParallelStepper(self, self._crew, strip, self._envs_per_group)
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        """Seed every env; each seed follows from the one before. Returns the one for the next env."""
+        self._assert_open()
+        self.reset_ahead.clear()  # those resets were made without it
+        for worker in range(self.num_processes):
+            if seed is not None:
+                (seed,) = self._crew.hosts.call("set_seed", int(seed), static_seed, workers=[worker])
+        return seed
+
+    def state_dict(self) -> dict[str, Any]:
+        self._assert_open()
+        return {f"worker{i}": state for i, state in enumerate(self._crew.hosts.call("state_dict"))}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self._assert_open()
+        self.reset_ahead.clear()
+        if strict and len(state_dict) != self.num_processes:
+            raise ValueError(
+                f"the state is of {len(state_dict)} workers, this {type(self).__name__} has {self.num_processes}; make "
+                "it with the same num_workers, or give strict=False"
+            )
+        for worker in range(self.num_processes):
+            if f"worker{worker}" in state_dict:
+                self._crew.hosts.call("load_state_dict", state_dict[f"worker{worker}"], strict, workers=[worker])
+
+    def _close(self) -> None:
+        self._crew.shutdown()
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("is_closed", True):
+            self.close(raise_if_closed=False)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} has processes of its own and cannot be copied or sent to another process; give "
+            "the function that makes it"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._crew.about.env}, {self._crew.worker_layout}, device={self.device})"
+
+
+class ParallelEnv(CrewEnv):
+    """``num_envs`` envs in worker processes as one env of batch size ``(num_envs, *child)``.
+
+    Args:
+        num_envs: how many envs.
+        create_env_fn: a function that makes one (or its Gymnasium id), or one for each env.
+        num_workers: how many processes; by default as many as envs, but no more than cores. Envs that share a process
+            step one after the other.
+        create_env_kwargs: for the functions; one mapping, or one for each env.
+        device: where data goes; None for where the envs say.
+        num_sub_threads: threads of torch in each process.
+        serial_for_single: make a ``SerialEnv`` where there is only one env.
+        mp_start_method: "forkserver" (default), "spawn" or "fork".
+        step_timeout_s: raise ``WorkerHangs`` if a step takes longer.
+
+    Raises:
+        WorkerDied: a process was killed, or left.
+
+    >>> from swath.envs import GymEnv
+    >>> env = ParallelEnv(4, lambda: GymEnv("CartPole-v1"), num_workers=2)
+    >>> env.rollout(5, break_when_any_done=False)["observation"].shape
+    torch.Size([4, 5, 4])
+    >>> env.close()
+    """
+
+    def __new__(cls, num_envs: int | None = None, create_env_fn: Any = None, **kwargs: Any) -> Any:
+        count = num_envs if num_envs is not None else kwargs.get("num_workers")
+        if kwargs.get("serial_for_single") and count == 1:
+            from swath.envs.serial import SerialEnv
+
+            return SerialEnv(1, create_env_fn, create_env_kwargs=kwargs.get("create_env_kwargs"))
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        num_envs: int | None = None,
+        create_env_fn: Callable[..., Any] | str | Sequence[Any] | None = None,
+        *,
+        num_workers: int | None = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        device: torch.device | str | None = None,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        serial_for_single: bool = False,
+        mp_start_method: str | None = None,
+        step_timeout_s: float | None = None,
+        **others: Any,
+    ) -> None:
+        self.is_closed = True  # until there is something to close
+        if num_envs is None:  # as the reference calls it
+            num_envs, num_workers = num_workers, None
+        if create_env_fn is None or num_envs is None:
+            raise TypeError("ParallelEnv needs a number of envs and create_env_fn: ParallelEnv(4, make_env)")
+        for name in others:
+            if name in ("pin_memory", "allow_step_when_done"):
+                raise ValueError(f"ParallelEnv: {name} is not supported")
+            if name not in _MEANINGLESS:
+                raise TypeError(f"ParallelEnv got an unknown argument {name!r}")
+        factories, kwargs = resolve_factories("ParallelEnv", num_envs, create_env_fn, create_env_kwargs)
+        if num_workers is not None and not 1 <= num_workers <= num_envs:
+            raise ValueError(f"ParallelEnv: num_workers={num_workers} for {num_envs} envs; give 1 to {num_envs}")
+        processes = min(num_envs, available_cores()) if num_workers is None else num_workers
+        crew = EnvCrew(
+            factories,
+            kwargs,
+            WorkerLayout.spread(num_envs, processes),
+            method=check_start_method(mp_start_method),
+            step_timeout_s=step_timeout_s,
+            num_threads=num_sub_threads,
+        )
+        super().__init__(crew, device)
+
+
+class _Part:
+    """One group's envs in the rows of a strip: what is copied where."""
+
+    def __init__(self, strip: Strip, stage: Stage, group: Group) -> None:
+        layout = replace(stage.plan.layout, batch_size=torch.Size([len(group.rows)]))
+        own = self.own = stage.strip.part(group.local, layout)
+        self.group = group.number
+        self.worker = group.worker
+        self.first = group.rows.start
+        self.stop = group.rows.stop
+        #: From the number of a row among all to that among its worker's.
+        self.shift = group.local.start - group.rows.start
+
+        def pairs(mine: Mapping, theirs: Mapping) -> list[tuple[Any, Any]]:
+            """The memory of the strip and of the stage; as NumPy sees it, where it does."""
+            both = [(mine[key], column) for key, column in theirs.items()]
+            return [
+                (a.array, b.array) if a.array is not None and b.array is not None else (a.tensor, b.tensor)
+                for a, b in both
+            ]
+
+        self.actions = [(ours, theirs[0]) for ours, theirs in pairs(strip.outputs, own.outputs)]
+        self.carried = [(ours, theirs[0], theirs[1]) for ours, theirs in pairs(strip.carried, own.carried)]
+        self.outcomes = [(ours, theirs[0]) for ours, theirs in pairs(strip.outcomes, own.outcomes)]
+        self.last = [
+            (ours, column.tensor[0] if isinstance(ours, torch.Tensor) else column.in_numpy[0])
+            for (ours, _, _), column in zip(self.carried, [c.part(group.local) for c in stage.last], strict=True)
+        ]
+
+    def copy_first(self, row: int, env_ids: list[int], theirs: int) -> None:
+        """First observations, from row ``theirs`` of the stage."""
+        local = [env_id - self.first for env_id in env_ids]
+        for ours, before, after in self.carried:
+            ours[row, env_ids] = (before, after)[theirs][local]
+
+
+class ParallelStepper:
+    """The envs of a ``ParallelEnv`` on the rows of a strip."""
+
+    fillers: list[tuple[int, list[int]]] | None = None
+
+    def __init__(self, env: CrewEnv, crew: EnvCrew, strip: Strip, envs_per_group: int | None) -> None:
+        self._env = env
+        self._envs_per_group = envs_per_group
+        self._crew = crew
+        self._strip = strip
+        self._actions = {key: column.field for key, column in strip.outputs.items()}
+        self._generation = -1
+        self._operation = STEP
+        self._bind()
+
+    def _bind(self) -> None:
+        crew = self._crew
+        crew.lay_out(1, self._actions, self._envs_per_group)
+        self._generation = crew.generation
+        self._parts = [_Part(self._strip, crew.stages[group.worker], group) for group in crew.groups]
+
+    def expect_resets(self) -> None:
+        """Whoever steps will always reset the envs that are done: their workers can do it at once."""
+        self._operation = STEP_AND_RESET
+
+    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
+        if self._generation != self._crew.generation:
+            self._bind()
+        if env_ids is not None:
+            return self._step_some(t, env_ids)
+        crew, operation = self._crew, self._operation
+        for part in self._parts:
+            first, stop = part.first, part.stop
+            for ours, theirs in part.actions:
+                theirs[...] = ours[t, first:stop]
+            crew.order(part.group, operation, 0)
+        for _ in self._parts:
+            crew.wait()
+        outcomes = crew.outcomes
+        ended: list[int] | None = None
+        for part in self._parts:
+            outcome = outcomes[part.group]
+            if outcome == FAILED:
+                self._fail()
+            first, stop = part.first, part.stop
+            for ours, _, theirs in part.carried:
+                ours[t + 1, first:stop] = theirs
+            for ours, theirs in part.outcomes:
+                ours[t, first:stop] = theirs
+            if outcome == ENDED:
+                ended = [*(ended or ()), *self._end(part, t)]
+        return ended
+
+    def _end(self, part: _Part, t: int) -> list[int]:
+        """Take over flags; where the envs were reset already, their last observations."""
+        own = part.own
+        over = (own.terminated[0] | own.truncated[0]).nonzero()[0].tolist()
+        ended = [part.first + env for env in over]
+        self._strip.terminated[t, ended] = own.terminated[0, over]
+        self._strip.truncated[t, ended] = own.truncated[0, over]
+        own.terminated[:] = False
+        own.truncated[:] = False
+        if self._operation == STEP_AND_RESET:
+            for ours, last in part.last:
+                ours[t + 1, ended] = last[over]
+            self._env.reset_ahead.update(ended)
+        return ended
+
+    def _fail(self) -> None:
+        for part in self._parts:
+            part.own.terminated[:] = False
+            part.own.truncated[:] = False
+        self._env.reset_ahead.clear()
+        self._crew.raise_failures()
+
+    def _step_some(self, t: int, env_ids: list[int]) -> list[int] | None:
+        ended: list[int] = []
+        for part in self._parts:
+            mine = [env_id for env_id in env_ids if part.first <= env_id < part.stop]
+            if not mine:
+                continue
+            local = [env_id - part.first for env_id in mine]
+            for ours, theirs in part.actions:
+                theirs[...] = ours[t, part.first : part.stop]
+            self._crew.hosts.call("step", 0, [env_id + part.shift for env_id in mine], workers=[part.worker])
+            own = part.own
+            for ours, _, theirs in part.carried:
+                ours[t + 1, mine] = theirs[local]
+            for ours, theirs in part.outcomes:
+                ours[t, mine] = theirs[local]
+            ended += self._end_some(own, t, part.first, local)
+        return ended or None
+
+    def _end_some(self, own: Strip, t: int, first: int, local: list[int]) -> list[int]:
+        over = [env for env in local if own.terminated[0, env] or own.truncated[0, env]]
+        ended = [first + env for env in over]
+        self._strip.terminated[t, ended] = own.terminated[0, over]
+        self._strip.truncated[t, ended] = own.truncated[0, over]
+        own.terminated[:] = False
+        own.truncated[:] = False
+        return ended
+
+    def reset(self, row: int, env_ids: list[int], *, list_of_kwargs: Any = None, **kwargs: Any) -> None:
+        if self._env.is_closed:
+            raise EnvClosed(f"{type(self._env).__name__} was closed; make a new one")
+        if self._generation != self._crew.generation:
+            self._bind()
+        ahead = self._env.reset_ahead
+        if not kwargs and list_of_kwargs is None and ahead and ahead.issuperset(env_ids):
+            self._copy(row, env_ids, theirs=1)
+        elif not kwargs and list_of_kwargs is None and len(env_ids) == self._strip.num_envs:
+            for part in self._parts:
+                self._crew.order(part.group, RESET, 0)
+            for _ in self._parts:
+                self._crew.wait()
+            if any(self._crew.outcomes[part.group] == FAILED for part in self._parts):
+                self._fail()
+            self._copy(row, env_ids, theirs=0)
+        else:
+            self._reset_some(row, env_ids, list_of_kwargs, kwargs)
+        ahead.difference_update(env_ids)
+
+    def _reset_some(self, row: int, env_ids: list[int], list_of_kwargs: Any, kwargs: dict[str, Any]) -> None:
+        for part in self._parts:
+            local = [env_id + part.shift for env_id in env_ids if part.first <= env_id < part.stop]
+            if local:
+                own = dict(kwargs)
+                if list_of_kwargs is not None:  # of all envs of the worker
+                    members = self._crew.worker_layout.members[part.worker]
+                    own["list_of_kwargs"] = list_of_kwargs[members.start : members.stop]
+                self._crew.hosts.call("reset", 0, local, own, workers=[part.worker])
+        self._copy(row, env_ids, theirs=0)
+
+    def _copy(self, row: int, env_ids: list[int], theirs: int) -> None:
+        for part in self._parts:
+            mine = [env_id for env_id in env_ids if part.first <= env_id < part.stop]
+            if mine:
+                part.copy_first(row, mine, theirs)
+
+
+__all__ = ["CrewEnv", "ParallelEnv", "resolve_factories"]

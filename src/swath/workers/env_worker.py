@@ -1,0 +1,257 @@
+"""What runs in a worker that only steps envs: no policy, and no torch code in the step of a Gymnasium env.
+
+``EnvHost`` has the envs and follows orders, in whatever thread. ``EnvWorker`` is a host in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from swath.envs.base import EnvBase
+from swath.envs.gym_rows import GymRowEnv
+from swath.envs.making import make_env
+from swath.envs.serial import SerialEnv
+from swath.rollout.boundaries import Stepper
+from swath.workers.board import Page
+from swath.workers.channel import Channel, Packed, pack
+from swath.workers.memory import map_descriptor
+from swath.workers.orders import EnvBlueprint, EnvDescription, Life
+from swath.workers.seeding import seed_process
+from swath.workers.signals import Semaphore
+from swath.workers.stage import ENDED, FAILED, READY, RESET, STEP_AND_RESET, Stage, StagePlan
+
+#: How long a worker sleeps at most before it looks whether it is to leave.
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class _StepLimit:
+    """Counts the steps of each episode."""
+
+    def __init__(self, num_envs: int, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._counts = np.zeros(num_envs, dtype=np.int64)
+
+    def count(self, rows: range) -> list[int]:
+        """A step was taken; the envs whose episode has become too long."""
+        counts = self._counts[rows.start : rows.stop]
+        counts += 1
+        return [rows.start + int(late) for late in np.flatnonzero(counts >= self._max_steps)]
+
+    def restart(self, env_ids: Sequence[int]) -> None:
+        self._counts[list(env_ids)] = 0
+
+
+class EnvHost:
+    """Several envs, and the stage on which they are stepped."""
+
+    def __init__(self, blueprint: EnvBlueprint, frames: Any = None) -> None:
+        self._blueprint = blueprint
+        #: A cell in which frames are counted.
+        self._frames = [0] if frames is None else frames
+        self._made: list[EnvBase] = []
+        self.stage: Stage | None = None
+        self._stepper: Stepper
+        self._limit: _StepLimit | None = None
+        self._errors: dict[int, BaseException] = {}
+
+    def build(self) -> EnvDescription:
+        plan = self._blueprint
+        for member, factory, kwargs in zip(plan.members, plan.factories, plan.env_kwargs, strict=True):
+            try:
+                self._made.append(make_env(factory, kwargs))
+            except Exception as error:
+                error.add_note(f"swath: raised while env {member} was made")
+                raise
+        first = self._made[0]
+        if plan.max_steps is not None:
+            for env in self._made:
+                if "truncated" not in env.done_keys:
+                    env.add_truncated_keys()
+        self._env = SerialEnv(len(self._made), [lambda env=env: env for env in self._made])
+        self._env.first_index = plan.members.start
+        self._rows_per_env = first.batch_size.numel()
+        # Gymnasium envs know where they are; others are given the root of every step.
+        self._reads_roots = not isinstance(self._env, GymRowEnv)
+        if plan.max_steps is not None:
+            self._limit = _StepLimit(self._env.batch_size.numel(), plan.max_steps)
+        layout = self._env.row_layout()
+        return EnvDescription(
+            env_size=first.batch_size,
+            device=first.device,
+            specs=first._full_specs,
+            layout=layout,
+            env=str(first),
+            resets_single_envs=all(env.resets_single_envs for env in self._made),
+        )
+
+    def set_stage(self, memory: torch.Tensor, plan: StagePlan) -> None:
+        before = self.stage
+        self.stage = stage = Stage(memory, plan)
+        if before is not None:  # where the envs are
+            for key, column in stage.strip.carried.items():
+                column.tensor[0].copy_(before.strip.carried[key].tensor[0])
+        self._stepper = self._env.bind(stage.strip)
+        self._columns = list(zip(stage.strip.carried.values(), stage.last, strict=True))
+        everything = range(plan.layout.num_envs)
+        # (number, its envs, what the stepper is given for them)
+        self._groups = [
+            (plan.first_group + i, rows, None if rows == everything else list(rows))
+            for i, rows in enumerate(plan.groups)
+        ]
+        self._keeps_one_step = plan.num_steps == 1
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def follow_orders(self) -> None:
+        """Do what is ordered of any group."""
+        stage = self.stage
+        if stage is None:
+            return
+        orders = stage.orders
+        for number, rows, env_ids in self._groups:
+            order = orders[number]
+            if order:
+                orders[number] = 0
+                stage.outcomes[number] = self._follow(number, rows, env_ids, order & 7, order >> 3)
+                stage.ready.release()
+
+    def _follow(self, number: int, rows: range, env_ids: list[int] | None, operation: int, row: int) -> int:
+        try:
+            if operation == RESET:
+                self._stepper.reset(row, list(rows))
+                if self._limit is not None:
+                    self._limit.restart(rows)
+                return READY
+            ended = self._stepper.step(row, env_ids)
+            self._frames[0] += len(rows)
+            if self._limit is not None and (late := self._limit.count(rows)):
+                self.stage.strip.truncated[row, late] = True  # type: ignore[union-attr]
+                ended = sorted({*late, *(ended or ())})
+            if ended is not None and operation == STEP_AND_RESET:
+                self._put_aside(row, ended)
+                self._stepper.reset(row + 1, ended)
+                if self._limit is not None:
+                    self._limit.restart(ended)
+            if self._keeps_one_step and self._reads_roots:
+                for column, _ in self._columns:
+                    column.tensor[0, rows.start : rows.stop] = column.tensor[1, rows.start : rows.stop]
+            return READY if ended is None else ENDED
+        except BaseException as error:  # an env may call sys.exit
+            self._errors[number] = error
+            return FAILED
+
+    def _put_aside(self, row: int, ended: list[int]) -> None:
+        for column, last in self._columns:
+            for env in ended:
+                if column.array is not None and last.array is not None:
+                    last.array[row, env] = column.array[row + 1, env]
+                else:
+                    last.tensor[row, env] = column.tensor[row + 1, env]
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Answered when everything before it was done."""
+
+    def take_error(self, number: int) -> Packed:
+        """What went wrong in a group."""
+        return pack(self._errors.pop(number))
+
+    def reset(self, row: int, env_ids: list[int], kwargs: dict[str, Any]) -> None:
+        self._stepper.reset(row, env_ids, **kwargs)
+        if self._limit is not None:
+            self._limit.restart(env_ids)
+
+    def step(self, row: int, env_ids: list[int]) -> list[int] | None:
+        """Step only some envs of a group."""
+        return self._stepper.step(row, env_ids)
+
+    def set_seed(self, seed: int, static_seed: bool) -> int | None:
+        return self._env.set_seed(seed, static_seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
+        self._env.load_state_dict(state, strict)
+
+    def child_attributes(self, name: str) -> tuple[bool, list[Any]]:
+        """Whether it is a method, and else what it is in each env."""
+        values = [getattr(env, name) for env in self._made]
+        return (True, []) if all(callable(value) for value in values) else (False, values)
+
+    def call_children(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return [getattr(env, name)(*args, **kwargs) for env in self._made]
+
+    def close(self) -> None:
+        for env in self._made:
+            with suppress(Exception):
+                env.close(raise_if_closed=False)
+
+
+class EnvWorker:
+    """A host in a process: it sleeps until its semaphore is raised."""
+
+    def __init__(self, channel: Channel, page: Page, blueprint: EnvBlueprint, life: Life) -> None:
+        self._channel = channel
+        self._page = page
+        self._blueprint = blueprint
+        self._life = life
+        self.leaving = False
+        self._host = EnvHost(blueprint, page.cell("frames"))
+
+    def build(self) -> EnvDescription:
+        plan = self._blueprint
+        torch.set_num_threads(plan.num_threads)
+        seed_process(plan.base_seed, plan.worker, self._life.number)
+        description = self._host.build()
+        self._go = Semaphore(self._page.semaphore_memory, initial=0)
+        self._page.write(started_at=time.monotonic())
+        return description
+
+    def connect(self, receivers: Any) -> None:
+        """There is no policy here, so there are no weights."""
+
+    def serve(self) -> None:
+        host, page, go = self._host, self._page, self._go
+        while not self.leaving:
+            if go.acquire(_SECONDS_BETWEEN_LOOKS):
+                if page.waiting[0]:
+                    self._read_messages()
+                host.follow_orders()
+
+    def _read_messages(self) -> None:
+        self._page.waiting[0] = 0  # before reading, so that nothing is missed
+        while self._channel.has_message():
+            kind, *arguments = self._channel.receive()
+            getattr(self, f"_on_{kind}")(*arguments)
+
+    def _on_stage(self, plan: StagePlan, num_bytes: int) -> None:
+        descriptor = self._channel.receive_descriptor()
+        memory = map_descriptor(descriptor, num_bytes)
+        os.close(descriptor)
+        self._host.set_stage(memory, plan)
+
+    def _on_close(self) -> None:
+        self.leaving = True
+
+    def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            answer = True, getattr(self._host, name)(*args, **kwargs)
+        except Exception as error:
+            answer = False, pack(error)
+        try:
+            self._channel.send_anything("reply", number, *answer)
+        except Exception as error:
+            error.add_note(f"swath: what {name} returned in the worker cannot be sent")
+            self._channel.send("reply", number, False, pack(error))
+
+    def close(self) -> None:
+        self._host.close()
