@@ -2,6 +2,14 @@
 
 from swath.collectors.base import BaseCollector
 from swath.collectors.batched import AsyncBatchedCollector
+from swath.collectors.legacy import (
+    DataCollectorBase,
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    SyncDataCollector,
+    _MultiDataCollector,
+    aSyncDataCollector,
+)
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
@@ -21,14 +29,20 @@ __all__ = [
     "AsyncCollector",
     "BaseCollector",
     "Collector",
+    "DataCollectorBase",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiProcessedWeightUpdater",
     "MultiSyncCollector",
+    "MultiSyncDataCollector",
+    "MultiaSyncDataCollector",
     "ProfileConfig",
     "RandomPolicy",
     "RemoteModuleWeightUpdater",
+    "SyncDataCollector",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
+    "_MultiDataCollector",
+    "aSyncDataCollector",
     "split_trajectories",
 ]
