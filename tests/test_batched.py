@@ -161,12 +161,10 @@ def test_seeds_give_the_same_episodes_to_every_env() -> None:
         return {env: data[data["env_index"] == env] for env in range(4)}
 
     policy = deterministic()
+    # All four in each call of the policy: so each has its share, however busy the machine is.
+    evenly: Any = {"min_batch_size": 4, "server_timeout": 10.0, "frames_per_batch": 80}
     runs = [
-        collected(
-            AsyncBatchedCollector(
-                [make_counting] * 4, policy, frames_per_batch=80, total_frames=400, num_workers=workers
-            )
-        )
+        collected(AsyncBatchedCollector([make_counting] * 4, policy, total_frames=400, num_workers=workers, **evenly))
         for workers in (1, 2, 3)
     ]
     for env in range(4):

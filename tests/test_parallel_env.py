@@ -82,16 +82,16 @@ class BreakingEnv(CountingEnv):
 def test_the_same_data_as_in_this_process() -> None:
     policy = deterministic()
 
-    def collected(env: EnvBase) -> list[TensorDict]:
-        collector = Collector(env, policy, frames_per_batch=200, total_frames=1000)
+    def collected(env: EnvBase, limit: int | None) -> list[TensorDict]:
+        collector = Collector(env, policy, frames_per_batch=200, total_frames=1000, max_frames_per_traj=limit)
         collector.set_seed(3)
         return list(collector)
 
     for make in (make_counting, CountingTensorDictEnv):
-        for ours, serial in zip(
-            collected(ParallelEnv(5, make, num_workers=2)), collected(SerialEnv(5, make)), strict=True
-        ):
-            assert_same(ours, serial)
+        for limit in (None, 20):  # with a limit, episodes end by themselves and by it in the same step
+            ours = collected(ParallelEnv(5, make, num_workers=2), limit)
+            for mine, serial in zip(ours, collected(SerialEnv(5, make), limit), strict=True):
+                assert_same(mine, serial)
 
 
 def test_rollouts_steps_and_resets_are_those_of_a_serial_env() -> None:

@@ -18,7 +18,7 @@ from swath.rollout.strip import Strip
 from swath.workers.env_crew import EnvCrew, Group
 from swath.workers.env_hosts import ProcessHosts
 from swath.workers.layout import WorkerLayout, available_cores
-from swath.workers.stage import ENDED, FAILED, RESET, STEP, STEP_AND_RESET, Stage
+from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET, Stage
 from swath.workers.start import check_start_method
 
 #: Arguments of the reference whose only sensible value here is what always happens.
@@ -301,8 +301,7 @@ class ParallelStepper:
             for ours, theirs in part.actions:
                 theirs[...] = ours[t, first:stop]
             crew.order(part.group, operation, 0)
-        for _ in self._parts:
-            crew.wait()
+        self._await_all()
         outcomes = crew.outcomes
         ended: list[int] | None = None
         for part in self._parts:
@@ -317,6 +316,14 @@ class ParallelStepper:
             if outcome == ENDED:
                 ended = [*(ended or ()), *self._end(part, t)]
         return ended
+
+    def _await_all(self) -> None:
+        crew = self._crew
+        for _ in self._parts:
+            crew.wait()
+        for part in self._parts:  # a wait that was interrupted (Ctrl-C) has left posts behind
+            while crew.outcomes[part.group] == BUSY:
+                crew.wait()
 
     def _end(self, part: _Part, t: int) -> list[int]:
         """Take over flags; where the envs were reset already, their last observations."""
@@ -373,13 +380,15 @@ class ParallelStepper:
         if self._generation != self._crew.generation:
             self._bind()
         ahead = self._env.reset_ahead
-        if not kwargs and list_of_kwargs is None and ahead and ahead.issuperset(env_ids):
-            self._copy(row, env_ids, theirs=1)
-        elif not kwargs and list_of_kwargs is None and len(env_ids) == self._strip.num_envs:
+        is_plain = not kwargs and list_of_kwargs is None
+        if is_plain and ahead and (done_already := [env_id for env_id in env_ids if env_id in ahead]):
+            self._copy(row, done_already, theirs=1)
+            if rest := [env_id for env_id in env_ids if env_id not in ahead]:
+                self._reset_some(row, rest, None, {})
+        elif is_plain and len(env_ids) == self._strip.num_envs:
             for part in self._parts:
                 self._crew.order(part.group, RESET, 0)
-            for _ in self._parts:
-                self._crew.wait()
+            self._await_all()
             if any(self._crew.outcomes[part.group] == FAILED for part in self._parts):
                 self._fail()
             self._copy(row, env_ids, theirs=0)

@@ -249,6 +249,7 @@ class AsyncEnvPool(CrewEnv):
             if max_get is not None:
                 ready = ready[:max_get]
             taken = {env: self._sent.pop(env) for env in sorted(ready)}
+            self._crew.take_posts(len(taken))
             failed = [self._crew.groups[env] for env in taken if self._crew.outcomes[env] == FAILED]
             if failed:
                 self._crew.raise_failures(failed)

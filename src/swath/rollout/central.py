@@ -334,6 +334,7 @@ class CentralRollout:
                 lane.complete_step(outcome == ENDED)
                 self._undelivered += lane.num_envs
                 self._waiting.append(lane)
+        self._crew.take_posts(len(self._in_flight) - len(still) - 1)
         self._in_flight = still
         if failed:
             self._crew.raise_failures()

@@ -15,5 +15,12 @@ blocks.py      batches in that memory: who writes where, and when a block can be
 board.py       a page for each worker that its owner reads without asking: where it stands
 fleet.py       all workers of a collector: waiting for them, finding out who died, ending them
 seeding.py     seeds for processes
+-------------  --------------------------------------------------------------------------------------
+               envs that are stepped for somebody else, who has the policy
+stage.py       the memory of their steps: rows, orders, what came of them
+signals.py     semaphores in that memory
+env_worker.py  what runs in such a worker: envs, and orders to follow
+env_hosts.py   where that runs: in processes or in threads
+env_crew.py    all of them, as their owner sees them
 =============  ======================================================================================
 """

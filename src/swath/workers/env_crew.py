@@ -168,6 +168,11 @@ class EnvCrew:
                 if self.ready.acquire(_SECONDS_BETWEEN_LOOKS):
                     return
 
+    def take_posts(self, count: int) -> None:
+        """Lower the semaphore for what was found to be ready without waiting for it, so that posts do not pile up."""
+        for _ in range(count):
+            self.ready.acquire(0)
+
     def watch(self) -> None:
         """Now and then, look whether all are alive and get on: for who is always busy with those that are."""
         if time.monotonic() >= self._next_look_at:

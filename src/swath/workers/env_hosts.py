@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from swath.workers.stage import StagePlan
 from swath.workers.start import StartMethod
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_CLOSE = 3.0
 
 
 class Hosts(Protocol):
@@ -201,8 +203,9 @@ class ThreadHosts:
         if self._owner_pid != os.getpid():
             return
         self._leave()
+        deadline = time.monotonic() + (_SECONDS_TO_CLOSE if timeout_s is None else timeout_s)
         for each in self._threads:
-            each.thread.join(5.0 if timeout_s is None else timeout_s)
+            each.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _leave(threads: Sequence[_HostThread]) -> None:
