@@ -363,8 +363,10 @@ def test_serial_env_arguments() -> None:
         SerialEnv(3, [CountingTensorDictEnv] * 2)
     with pytest.raises(ValueError, match="positive integer"):
         SerialEnv(0, CountingTensorDictEnv)
-    with pytest.raises(TypeError, match=r"wrap a gymnasium\.Env with GymWrapper"):
-        SerialEnv(2, CountingEnv)
+    # Gymnasium's own, and their ids, are wrapped, as everywhere.
+    assert SerialEnv(2, CountingEnv).batch_size == SerialEnv(2, "CartPole-v1").batch_size == (2,)
+    with pytest.raises(TypeError, match="which is no env"):
+        SerialEnv(2, dict)
     with pytest.raises(EnvError, match="env 1 has another layout than env 0"):
         SerialEnv(2, [lambda: GymEnv("CartPole-v1"), lambda: GymEnv("Pendulum-v1")])
 

@@ -16,7 +16,7 @@ from swath.collectors.devices import DeviceLike
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
-from swath.envs.parallel import resolve_factories
+from swath.envs.making import resolve_factories
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.central import ENV_INDEX, CentralRollout

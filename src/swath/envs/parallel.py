@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from swath.envs.making import resolve_factories
 from swath.envs.rows import RowEnv
 from swath.errors import EnvClosed
 from swath.rollout.boundaries import Stepper
@@ -31,26 +32,6 @@ _MEANINGLESS = (
     "non_blocking",
     "consolidate",
 )
-
-
-def resolve_factories(
-    who: str,
-    num_envs: int,
-    create_env_fn: Any,
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-) -> tuple[list[Any], list[Mapping[str, Any]]]:
-    """A factory and keywords for each env."""
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"{who}: the number of envs must be a positive integer, got {num_envs!r}")
-    if callable(create_env_fn) or isinstance(create_env_fn, str):
-        create_env_fn = [create_env_fn] * num_envs
-    factories: list[Any] = list(create_env_fn)
-    kwargs = create_env_kwargs or {}
-    all_kwargs = [kwargs] * num_envs if isinstance(kwargs, Mapping) else list(kwargs)
-    for name, given in (("factories", factories), ("create_env_kwargs", all_kwargs)):
-        if len(given) != num_envs:
-            raise RuntimeError(f"{who}: {num_envs} envs were asked for, but {len(given)} {name} given")
-    return factories, all_kwargs
 
 
 class CrewEnv(RowEnv):
@@ -414,4 +395,4 @@ class ParallelStepper:
                 part.copy_first(row, mine, theirs)
 
 
-__all__ = ["CrewEnv", "ParallelEnv", "resolve_factories"]
+__all__ = ["CrewEnv", "ParallelEnv"]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from swath.envs.parallel import CrewEnv, resolve_factories
+from swath.envs.making import resolve_factories
+from swath.envs.parallel import CrewEnv
 from swath.envs.step import complete_flags
 from swath.errors import EnvBusy, NothingSent
 from swath.rollout.layout import as_key, nested, show

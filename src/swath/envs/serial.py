@@ -10,6 +10,7 @@ import torch
 from swath.envs.base import EnvBase
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
+from swath.envs.making import make_env, resolve_factories
 from swath.envs.rows import RowEnv
 from swath.errors import EnvError
 from swath.rollout.boundaries import Stepper
@@ -28,23 +29,6 @@ _FOR_PROCESSES = (
     "share_individual_td",
     "daemon",
 )
-
-
-def make_children(
-    num_envs: int,
-    create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-) -> list[Any]:
-    """Call one factory ``num_envs`` times, or each of ``num_envs`` factories once."""
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"the number of envs must be a positive integer, got {num_envs!r}")
-    factories = [create_env_fn] * num_envs if callable(create_env_fn) else list(create_env_fn)
-    kwargs = create_env_kwargs or {}
-    all_kwargs = [kwargs] * num_envs if isinstance(kwargs, Mapping) else list(kwargs)
-    for name, given in (("factories", factories), ("create_env_kwargs", all_kwargs)):
-        if len(given) != num_envs:
-            raise RuntimeError(f"{num_envs} envs were asked for, but {len(given)} {name} given")
-    return [factory(**kw) for factory, kw in zip(factories, all_kwargs, strict=True)]
 
 
 class SerialEnv:
@@ -70,13 +54,8 @@ class SerialEnv:
                 raise ValueError(f"SerialEnv: {name} is not supported")
             if name not in _FOR_PROCESSES:
                 raise TypeError(f"SerialEnv got an unknown argument {name!r}")
-        children = make_children(num_workers, create_env_fn, create_env_kwargs)
-        for index, child in enumerate(children):
-            if not isinstance(child, EnvBase):
-                raise TypeError(
-                    f"SerialEnv: factory {index} made a {type(child).__name__}, not an env of swath; wrap a "
-                    "gymnasium.Env with GymWrapper"
-                )
+        factories, kwargs = resolve_factories("SerialEnv", num_workers, create_env_fn, create_env_kwargs)
+        children: list[Any] = [make_env(factory, own) for factory, own in zip(factories, kwargs, strict=True)]
         if all(isinstance(child, GymWrapper) for child in children) and _same_spaces(children):
             return SerialGymEnv(children, device)
         return SerialRowEnv(children, device)

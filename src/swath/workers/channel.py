@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -36,6 +37,18 @@ class Channel:
 
     def receive(self) -> tuple[Any, ...]:
         return pickle.loads(self.connection.recv_bytes())
+
+    def answer(self, number: int, call: Callable[[], Any]) -> None:
+        """Make a call that was asked for, and send what it returned, or raised."""
+        try:
+            answer = True, call()
+        except Exception as error:
+            answer = False, pack(error)
+        try:
+            self.send_anything("reply", number, *answer)
+        except Exception as error:
+            error.add_note("swath: what the call returned in the worker cannot be sent")
+            self.send("reply", number, False, pack(error))
 
     def has_message(self) -> bool:
         return self.connection.poll(0)

@@ -16,7 +16,6 @@ import torch
 
 from swath.envs.base import EnvBase
 from swath.envs.gym_rows import GymRowEnv
-from swath.envs.making import make_env
 from swath.envs.serial import SerialEnv
 from swath.rollout.boundaries import Stepper
 from swath.workers.board import Page
@@ -63,12 +62,7 @@ class EnvHost:
 
     def build(self) -> EnvDescription:
         plan = self._blueprint
-        for member, factory, kwargs in zip(plan.members, plan.factories, plan.env_kwargs, strict=True):
-            try:
-                self._made.append(make_env(factory, kwargs))
-            except Exception as error:
-                error.add_note(f"swath: raised while env {member} was made")
-                raise
+        plan.make_envs(self._made)
         first = self._made[0]
         if plan.max_steps is not None:
             for env in self._made:
@@ -243,15 +237,7 @@ class EnvWorker:
         self.leaving = True
 
     def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            answer = True, getattr(self._host, name)(*args, **kwargs)
-        except Exception as error:
-            answer = False, pack(error)
-        try:
-            self._channel.send_anything("reply", number, *answer)
-        except Exception as error:
-            error.add_note(f"swath: what {name} returned in the worker cannot be sent")
-            self._channel.send("reply", number, False, pack(error))
+        self._channel.answer(number, lambda: getattr(self._host, name)(*args, **kwargs))
 
     def close(self) -> None:
         self._host.close()

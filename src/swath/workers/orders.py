@@ -4,23 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from swath.rollout.layout import Field, Layout
 
+if TYPE_CHECKING:
+    from swath.envs.base import EnvBase
+
 
 @dataclass(frozen=True)
-class Blueprint:
-    """All that a worker is made from; travels by cloudpickle."""
+class EnvsOfWorker:
+    """Which envs a worker has, and how they are made."""
 
     worker: int
     members: range
-    #: Of the collector; trajectory ids of a member are its number plus multiples of this.
-    num_members: int
     factories: Sequence[Any]
     env_kwargs: Sequence[Mapping[str, Any]]
+
+    def make_envs(self, made: list[EnvBase]) -> None:
+        """Make them, one after the other, into a list: whoever called closes them, also if one cannot be made."""
+        from swath.envs.making import make_env
+
+        for member, factory, kwargs in zip(self.members, self.factories, self.env_kwargs, strict=True):
+            try:
+                made.append(make_env(factory, kwargs))
+            except Exception as error:
+                error.add_note(f"swath: raised while env {member} was made")
+                raise
+
+    def pieces(self) -> Iterator[tuple[str, Any]]:
+        """What it is made of, by what its users call it."""
+        for member, factory in zip(self.members, self.factories, strict=True):
+            yield f"create_env_fn of env {member}", factory
+        yield "create_env_kwargs", self.env_kwargs
+
+
+@dataclass(frozen=True)
+class Blueprint(EnvsOfWorker):
+    """All that a worker is made from; travels by cloudpickle."""
+
+    #: Of the collector; trajectory ids of a member are its number plus multiples of this.
+    num_members: int
     policy: Any
     policy_factory: Callable[[], Any] | None
     #: Frames of a full batch of one member.
@@ -37,10 +63,7 @@ class Blueprint:
         return Worker(channel, page, self, life)
 
     def pieces(self) -> Iterator[tuple[str, Any]]:
-        """What it is made of, by what its users call it."""
-        for member, factory in zip(self.members, self.factories, strict=True):
-            yield f"create_env_fn of env {member}", factory
-        yield "create_env_kwargs", self.env_kwargs
+        yield from super().pieces()
         yield "the policy", self.policy
         yield "policy_factory", self.policy_factory
         yield "init_fn", self.init_fn
@@ -48,13 +71,9 @@ class Blueprint:
 
 
 @dataclass(frozen=True)
-class EnvBlueprint:
+class EnvBlueprint(EnvsOfWorker):
     """What a worker is made from that only steps envs, for an owner who has the policy."""
 
-    worker: int
-    members: range
-    factories: Sequence[Any]
-    env_kwargs: Sequence[Mapping[str, Any]]
     #: Truncate an episode after so many steps.
     max_steps: int | None
     base_seed: int
@@ -69,11 +88,6 @@ class EnvBlueprint:
         from swath.workers.env_worker import EnvHost
 
         return EnvHost(self)
-
-    def pieces(self) -> Iterator[tuple[str, Any]]:
-        for member, factory in zip(self.members, self.factories, strict=True):
-            yield f"create_env_fn of env {member}", factory
-        yield "create_env_kwargs", self.env_kwargs
 
 
 @dataclass(frozen=True)

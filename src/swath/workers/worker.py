@@ -20,7 +20,6 @@ import torch
 
 from swath.collectors.single import Collector
 from swath.envs.base import EnvBase
-from swath.envs.making import make_env
 from swath.envs.serial import SerialEnv
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
@@ -101,12 +100,7 @@ class Worker:
         if plan.init_fn is not None:
             plan.init_fn()
         envs = self._made
-        for member, factory, kwargs in zip(plan.members, plan.factories, plan.env_kwargs, strict=True):
-            try:
-                envs.append(make_env(factory, kwargs))
-            except Exception as error:
-                error.add_note(f"swath: raised while env {member} was made")
-                raise
+        plan.make_envs(envs)
         self.policy = plan.policy if plan.policy_factory is None else plan.policy_factory()
         merged = len(envs) > 1 and all(not env.batch_size for env in envs)
         if merged:
@@ -241,15 +235,7 @@ class Worker:
         self.leaving = True
 
     def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            answer = True, getattr(self, name)(*args, **kwargs)
-        except Exception as error:
-            answer = False, pack(error)
-        try:
-            self._channel.send_anything("reply", number, *answer)
-        except Exception as error:
-            error.add_note(f"swath: what {name} returned in the worker cannot be sent")
-            self._channel.send("reply", number, False, pack(error))
+        self._channel.answer(number, lambda: getattr(self, name)(*args, **kwargs))
 
     def _collect(self, order: Order) -> None:
         page, mail = self._page, self._mail
