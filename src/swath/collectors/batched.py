@@ -24,9 +24,7 @@ from swath.rollout.delivery import Stamps
 from swath.rollout.layout import as_key
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
-
-#: Envs of a worker are in so many groups: while the policy runs for one, the worker steps the other.
-_GROUPS_PER_WORKER = 2
+from swath.workers.layout import WorkerLayout, available_cores
 
 #: What ``server_config`` may have, and which argument it stands for.
 _SERVER_CONFIG = {"max_batch_size": "max_batch_size", "min_batch_size": "min_batch_size", "timeout": "server_timeout"}
@@ -211,7 +209,6 @@ class AsyncBatchedCollector(Collector):
                     wrap=wrap,
                 )
         specs = random_specs(self.policy) or dict(env.full_action_spec.items(True, True))
-        most = max(len(members) for members in env._crew.worker_layout.members)
         rollout = CentralRollout(
             env._crew,
             plan,
@@ -220,7 +217,7 @@ class AsyncBatchedCollector(Collector):
             stamps=stamps,
             ids=self._traj_ids,
             action_specs={as_key(key): spec for key, spec in specs.items()},
-            envs_per_group=min(-(-most // _GROUPS_PER_WORKER), self._max_batch_size),
+            envs_per_group=min(_envs_per_group(env._crew.worker_layout), self._max_batch_size),
             max_batch_size=self._max_batch_size,
             min_batch_size=self._min_batch_size,
             min_batch_wait_s=self._min_batch_wait_s,
@@ -254,6 +251,18 @@ class AsyncBatchedCollector(Collector):
             "policy_calls": forwards,
             "mean_batch_size": rollout.num_forward_rows / forwards if forwards else 0.0,
         }
+
+
+def _envs_per_group(layout: WorkerLayout) -> int:
+    """How many envs of a worker are stepped together.
+
+    While the policy runs for one group, the worker steps another: two groups, where there is a core for each. Where
+    workers take all cores, the core that the policy runs on is taken from one of them anyway, and larger groups cost
+    less: 20 µs of all cores a frame instead of 30, with 64 CartPoles in 2 workers on 2 cores.
+    """
+    most = max(len(members) for members in layout.members)
+    crowded = 1 < layout.num_workers >= available_cores()
+    return most if crowded else -(-most // 2)
 
 
 def _merged(name: str, config: Any, known: Mapping[str, str], **loose: Any) -> dict[str, Any]:
