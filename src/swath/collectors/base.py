@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from swath.collectors.finite import require_finite
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
-from swath.errors import CollectorClosed, NoLength, WorkerError
+from swath.errors import CollectorClosed, EnvClosed, NoLength, WorkerError
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class BaseCollector(IterableDataset):
                     self.replay_buffer.extend(batch)
                     batch = None
         except BaseException as error:
-            if self._closed and isinstance(error, WorkerError):  # another thread has shut it down
+            if self._closed and isinstance(error, (WorkerError, EnvClosed)):  # another thread has shut it down
                 raise self._is_closed() from None
             self._keep_what_is_left(error, raw)
             self._iterator = None  # its generator ends with this

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from swath.errors import EnvError, WorkerHangs
+from swath.errors import EnvClosed, EnvError, WorkerHangs
 from swath.rollout.layout import Field, Layout
 from swath.workers.channel import unpack
 from swath.workers.env_hosts import Hosts, ProcessHosts, ThreadHosts
@@ -76,6 +76,7 @@ class EnvCrew:
             for worker, members in enumerate(layout.members)
         ]
         self.worker_layout = layout
+        self._closed = False
         self._step_timeout_s = step_timeout_s
         self._spins = _SPINS if not threads and layout.num_workers < available_cores() else 0
         self.hosts: Hosts = ThreadHosts(blueprints) if threads else ProcessHosts(blueprints, method)
@@ -180,6 +181,8 @@ class EnvCrew:
 
     def _look(self) -> None:
         self._next_look_at = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+        if self._closed:  # by another thread
+            raise EnvClosed("the envs were closed while they were stepped; make new ones")
         self.hosts.check()
         self._look_for_hangs()
 
@@ -225,6 +228,7 @@ class EnvCrew:
             self.wait()
 
     def shutdown(self, timeout_s: float | None = None) -> None:
+        self._closed = True
         self.hosts.shutdown(timeout_s)
 
 
