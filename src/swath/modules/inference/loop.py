@@ -1,0 +1,199 @@
+"""The loop of a server: wait for requests, form a batch, answer it; between two batches, new weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from swath.errors import InferenceError, ServerClosed, ServerDied
+from swath.modules.inference.requests import Answer, Asked
+from swath.modules.inference.served_policy import ServedPolicy
+from swath.modules.inference.stats import ServerStats
+from swath.modules.inference.transport import Transport
+
+#: A server without work looks so often whether it is to end.
+_IDLE_S = 0.25
+#: And so often for weights, where a scheme brings them.
+_IDLE_WITH_SCHEME_S = 0.01
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How many rows (the envs of a request, or one) go into a batch.
+
+    ``timeout_s``: how long a request waits for others, if there are fewer than ``min_rows``.
+    """
+
+    max_rows: int = 64
+    min_rows: int = 1
+    timeout_s: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1 or not 1 <= self.min_rows <= self.max_rows:
+            raise ValueError(
+                f"max_batch_size={self.max_rows} and min_batch_size={self.min_rows}: both must be at least 1, and the "
+                "first not smaller than the second"
+            )
+        if self.timeout_s < 0:
+            raise ValueError(f"timeout must not be negative, got {self.timeout_s}")
+
+
+class ServingLoop:
+    """Runs in a thread until ``stop``. Knows nothing of the server that owns it, so that the server can be garbage."""
+
+    def __init__(
+        self, policy: ServedPolicy, transport: Transport, batching: Batching, stats: ServerStats, scheme: Any = None
+    ) -> None:
+        self.policy = policy
+        self.transport = transport
+        self.stats = stats
+        self._batching = batching
+        self._scheme = scheme
+        self._is_stopping = False
+        #: Taken from the transport and not answered.
+        self._backlog: deque[Asked] = deque()
+        #: In the batch that is being answered.
+        self._under_way: Sequence[Asked] = ()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self.transport.ring()
+
+    def run(self) -> None:
+        reason: InferenceError = ServerClosed("the inference server was shut down")
+        # OpenMP's number of threads is each thread's own: without this, a new thread uses every core, whatever the
+        # program has set, and spins for milliseconds where others need the core.
+        torch.set_num_threads(torch.get_num_threads())
+        try:
+            while not self._is_stopping:
+                self._receive_weights()
+                batch = self._next_batch()
+                if batch:
+                    self._under_way = batch
+                    self._serve(batch)
+                    self._under_way = ()
+        except BaseException as error:
+            reason = ServerDied(f"the inference server's thread has ended with {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._close(reason)
+
+    def give_up(self) -> None:
+        """Fail everything, be it from another thread while the policy computes."""
+        self._close(ServerClosed("the inference server was shut down"))
+
+    def _close(self, reason: InferenceError) -> None:
+        self.transport.close(reason, (*self._backlog, *self._under_way))
+
+    # -- forming batches -------------------------------------------------------------------------------------------
+
+    def _next_batch(self) -> list[Asked]:
+        backlog, transport = self._backlog, self.transport
+        backlog.extend(transport.drain())
+        if not backlog:
+            transport.wait(_IDLE_S if self._scheme is None else _IDLE_WITH_SCHEME_S)
+            backlog.extend(transport.drain())
+            if not backlog:
+                return []
+        if self._batching.min_rows > 1:
+            self._wait_for_more()
+        else:
+            self._let_others_ask()
+        batch = [backlog.popleft()]
+        room = self._batching.max_rows - batch[0].content.num_rows
+        while backlog and backlog[0].content.num_rows <= room:
+            batch.append(backlog.popleft())
+            room -= batch[-1].content.num_rows
+        return batch
+
+    def _wait_for_more(self) -> None:
+        """Until there are enough rows, the oldest request has waited long enough, or nobody is left who could ask."""
+        backlog = self._backlog
+        until = backlog[0].submitted_at + self._batching.timeout_s
+        while not self._is_stopping:
+            if sum(request.content.num_rows for request in backlog) >= self._batching.min_rows:
+                return
+            num_clients = self.transport.num_clients()
+            if num_clients is not None and sum(request.waits for request in backlog) >= num_clients:
+                return
+            left_s = until - perf_counter()
+            if left_s <= 0:
+                return
+            self.transport.wait(left_s)
+            backlog.extend(self.transport.drain())
+
+    def _let_others_ask(self) -> None:
+        """Those that are about to: clients that were answered together ask again together.
+
+        Nobody is waited for. But threads that are ready to run would fight with the policy for the interpreter, and
+        then make a batch of their own.
+        """
+        backlog, transport = self._backlog, self.transport
+        num_clients = transport.num_clients()
+        while len(backlog) != num_clients and len(backlog) < self._batching.max_rows:
+            sleep(0)
+            came = transport.drain()
+            if not came:
+                return
+            backlog.extend(came)
+
+    # -- answering -------------------------------------------------------------------------------------------------
+
+    def _serve(self, batch: Sequence[Asked]) -> None:
+        """Requests that cannot go into one forward (by their keys, shapes, interaction type) go into several."""
+        signature = batch[0].content.signature
+        if all(request.content.signature == signature for request in batch):
+            self._serve_alike(batch)
+            return
+        groups: dict[Any, list[Asked]] = {}
+        for request in batch:
+            groups.setdefault(request.content.signature, []).append(request)
+        for group in groups.values():
+            self._serve_alike(group)
+
+    def _serve_alike(self, group: Sequence[Asked]) -> None:
+        start = perf_counter()
+        error: Exception | None = None
+        answers: Sequence[Answer] = ()
+        try:
+            answers = list(self.policy.answer([request.content for request in group]))
+        except Exception as raised:
+            error = raised
+        except BaseException as ending:  # sys.exit() in a policy ends the server, not its clients
+            for request in group:
+                request.fail(ServerDied(f"the policy ended the inference server with {ending!r}"))
+            raise
+        self.stats.count(  # before anybody has an answer: who looks then, finds it counted
+            [start - request.submitted_at for request in group],
+            sum([request.content.num_rows for request in group]),
+            perf_counter() - start,
+            failed=error is not None,
+        )
+        if error is not None:
+            self._fail(group, error)
+            return
+        for request, answer in zip(group, answers, strict=True):
+            request.answer(*answer)
+
+    def _fail(self, group: Sequence[Asked], error: Exception) -> None:
+        keys = ", ".join(map(str, group[0].content.as_tensordict().keys(True, True)))
+        error.add_note(
+            f"swath: raised by an inference server for a batch of {len(group)} requests (the first one of batch size "
+            f"{tuple(group[0].content.batch_size)}, with {keys or 'no key that the policy reads'}); the server goes on"
+        )
+        for request in group:
+            request.fail(error)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def _receive_weights(self) -> None:
+        if self._scheme is None:
+            return
+        with self.policy.lock, contextlib.suppress(EOFError, OSError):  # the sender is gone: no more weights
+            self._scheme.receive(timeout=0)

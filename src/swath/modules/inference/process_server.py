@@ -1,0 +1,383 @@
+"""ProcessInferenceServer: an inference server in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+import cloudpickle
+import torch
+
+from swath.errors import InferenceError, ServerClosed, ServerDied
+from swath.modules.inference.client import InferenceClient
+from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
+from swath.modules.inference.reception import Address
+from swath.modules.inference.server import InferenceServer
+from swath.modules.inference.slots import SlotTransport
+from swath.weight_update.weights import choose_sources, flat_weights
+from swath.workers import pickling
+from swath.workers.channel import Channel, pack, unpack
+from swath.workers.start import StartMethod, check_start_method, start_process
+
+_TRANSPORTS: dict[str, type[MPTransport]] = {"auto": SlotTransport, "slots": SlotTransport, "mp": MPTransport}
+#: The server's process has so long to answer a batch, once the process that made it is gone.
+_SECONDS_TO_LEAVE = 1.0
+_SECONDS_FOR_HEALTH = 1.0
+
+
+class ProcessInferenceServer:
+    """Serves a policy from a process of its own, to clients in any process of this machine.
+
+    Args:
+        policy_factory: makes the policy, in that process.
+        transport: "slots" (which is "auto") for requests of a fixed layout, or "mp" for whatever can be pickled.
+        num_clients: how many requests can be under way at a time.
+        mp_context: "forkserver" (by default), "spawn" or "fork".
+        startup_timeout: how many seconds ``start`` waits until the policy is made.
+        num_threads: torch's threads there.
+        settings: all others of ``InferenceServer``.
+
+    >>> from tensordict import TensorDict
+    >>> with ProcessInferenceServer(lambda: lambda observation: observation * 2) as server:
+    ...     server.client()(TensorDict(observation=torch.ones(2)))["action"]
+    tensor([2., 2.])
+    """
+
+    def __init__(
+        self,
+        policy_factory: Callable[[], Any],
+        transport: str = "auto",
+        *,
+        num_clients: int | None = None,
+        mp_context: str | None = None,
+        startup_timeout: float = 300.0,
+        num_threads: int = 1,
+        **settings: Any,
+    ) -> None:
+        if not callable(policy_factory):
+            raise TypeError(f"policy_factory must be a function, got {type(policy_factory).__name__}")
+        if transport not in _TRANSPORTS:
+            raise ValueError(f"transport must be one of {', '.join(_TRANSPORTS)}, got {transport!r}")
+        try:
+            self._blueprint = pickling.dumps((policy_factory, settings))
+        except Exception as error:
+            raise TypeError(
+                f"policy_factory or a setting cannot be sent to a process: {type(error).__name__}: {error}. Make what "
+                "cannot be pickled inside of the policy_factory"
+            ) from error
+        self._transport = transport
+        self._num_slots = DEFAULT_CLIENTS if num_clients is None else num_clients
+        self._method: StartMethod = check_start_method(mp_context)
+        self._startup_timeout_s = startup_timeout
+        self._num_threads = num_threads
+        self._address = Address.new()
+        self._num_made = 0
+        self._hold: _Hold | None = None
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> ProcessInferenceServer:
+        """Start the process, and wait until it serves.
+
+        Raises:
+            TimeoutError: not within ``startup_timeout``.
+            InferenceError: (a RuntimeError) it could not; the policy_factory's exception is the cause.
+        """
+        if self._hold is not None:
+            raise RuntimeError("this inference server was started before; make a new one to start again")
+        ours, theirs = Pipe(duplex=True)
+        try:
+            arguments = (theirs, self._address, self._transport, self._num_slots, self._num_threads)
+            process = start_process(self._method, _main, arguments, "swath-inference-server")
+        finally:
+            theirs.close()
+        self._hold = hold = _Hold(process, Channel(ours))
+        weakref.finalize(self, hold.end, 5.0).atexit = False
+        _end_at_exit(hold)
+        try:
+            with contextlib.suppress(OSError):  # it died: found out below
+                hold.channel.send_pickled(self._blueprint)
+            if not hold.wait(self._startup_timeout_s):
+                raise TimeoutError(
+                    f"the inference server's process (pid {process.pid}) did not make its policy within "
+                    f"{self._startup_timeout_s:g} s; give startup_timeout= if it needs longer"
+                )
+            kind, content = hold.receive()
+            if kind == "failed":
+                cause = unpack(content, -1, f"the inference server's process (pid {process.pid})")
+                raise InferenceError(
+                    f"the inference server could not start: {type(cause).__name__}: {cause}"
+                ) from cause
+        except BaseException:
+            hold.end(0.5)
+            raise
+        return self
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Ask the process to end, then terminate it, then kill it, in ``timeout`` seconds; clients get an error."""
+        if self._hold is not None:
+            self._hold.end(timeout)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._hold is not None and self._hold.is_alive()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._hold is None else self._hold.pid
+
+    def __enter__(self) -> ProcessInferenceServer:
+        return self.start() if self._hold is None else self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+
+    # -- clients ---------------------------------------------------------------------------------------------------
+
+    def client(self) -> InferenceClient:
+        """Something that asks this server, in any process; may be made, and sent away, before ``start``."""
+        kind = _TRANSPORTS[self._transport]
+        if self._num_made >= self._num_slots:
+            raise no_free_slot(self._num_slots)
+        self._num_made += 1
+        return kind.client_type(self._address, self)
+
+    def clients(self, n: int) -> list[InferenceClient]:
+        return [self.client() for _ in range(n)]
+
+    # -- the policy ------------------------------------------------------------------------------------------------
+
+    def update_model(self, fn: Callable[[Any], Any]) -> Any:
+        """Call ``fn`` with the policy, in its process, between two batches; counts its version up."""
+        return self._call("update_model", fn)
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send weights (a module's, a TensorDict's, a state dict's), and return when they are in force."""
+        for name, source in choose_sources(policy_or_weights, weights, policy, weights_dict, model_id).items():
+            if source is None:
+                raise ValueError(
+                    "the policy was made in the server's process, so there is none here to take weights from: "
+                    "update_policy_weights_(policy)"
+                )
+            flat = {k: t.detach().cpu() for k, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
+            self._call("update_policy_weights_", weights=flat, model_id=name)
+
+    @property
+    def policy_version(self) -> int:
+        return self.stats()["policy_version"]
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def stats(self, reset: bool = False) -> dict[str, Any]:
+        """As ``InferenceServer.stats``."""
+        return self._call("stats", reset)
+
+    def health(self) -> dict[str, Any]:
+        """``alive`` (the process), ``serving`` (its loop), ``pid``, ``exitcode``.
+
+        Never raises, and waits for a second at most.
+        """
+        alive = self.is_alive
+        serving = False
+        if alive:
+            with contextlib.suppress(Exception):
+                serving = bool(self._call("is_serving", timeout_s=_SECONDS_FOR_HEALTH))
+        return {
+            "alive": alive,
+            "serving": serving,
+            "pid": self.pid,
+            "exitcode": None if self._hold is None else self._hold.exit_code(),
+        }
+
+    def _call(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        hold = self._hold
+        if hold is None:
+            raise ServerClosed("the inference server was not started: call server.start(), or use it in a with block")
+        return hold.call(name, args, kwargs, timeout_s)
+
+    def __repr__(self) -> str:
+        state = "serving" if self.is_alive else "not started" if self._hold is None else "ended"
+        return f"ProcessInferenceServer(pid={self.pid}, {state})"
+
+
+class _Hold:
+    """The process, as its owner holds it. Knows nothing of the server object, so that that can be garbage."""
+
+    def __init__(self, process: Any, channel: Channel) -> None:
+        self.process = process
+        self.channel = channel
+        self.pid: int = process.pid
+        # (Not process.sentinel: a child of the process may hold that open.)
+        self._sentinel = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else os.dup(process.sentinel)
+        self._owner_pid = os.getpid()
+        self._lock = threading.RLock()
+        self._num_calls = 0
+        self._exit_code: int | None = None
+        self._is_closed = False
+
+    def is_alive(self) -> bool:
+        return not self._is_closed and not wait([self._sentinel], timeout=0)
+
+    def exit_code(self) -> int | None:
+        if not self._is_closed and not self.is_alive():
+            self._note_exit_code()
+        return self._exit_code
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """For a message, or the end of the process."""
+        return bool(wait([self.channel.connection, self._sentinel], timeout=timeout_s))
+
+    def receive(self) -> tuple[Any, ...]:
+        try:
+            return self.channel.receive()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float | None) -> Any:
+        with self._lock:
+            if self._is_closed:
+                raise ServerClosed("the inference server was shut down")
+            self._num_calls += 1
+            try:
+                self.channel.send_anything("call", self._num_calls, name, args, kwargs)
+            except OSError as error:
+                raise self._died() from error
+            while True:
+                if not self.wait(timeout_s):
+                    raise TimeoutError(f"the inference server did not answer within {timeout_s:g} s")
+                kind, number, content = self.receive()
+                if number == self._num_calls:  # else the answer to a call that nobody waited for
+                    break
+        if kind == "failed":
+            raise unpack(content, -1, f"the inference server's process (pid {self.pid})")
+        return content
+
+    def _died(self) -> ServerDied:
+        wait([self._sentinel], timeout=1.0)
+        self._note_exit_code()
+        code = self._exit_code
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"left with exit code {code}"
+        return ServerDied(f"the inference server's process (pid {self.pid}) {how}; what it printed may say more")
+
+    def _note_exit_code(self) -> None:
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(ValueError, AssertionError):  # closed; or asked in a forked copy of the owner
+            # The server of a forked process tells its exit code a little later.
+            while (code := self.process.exitcode) is None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            self._exit_code = code
+
+    def end(self, timeout_s: float) -> None:
+        if self._owner_pid != os.getpid() or self._is_closed:
+            return
+        with contextlib.suppress(OSError):
+            self.channel.send("close")
+        steps = ((0.6, lambda: None), (0.2, self.process.terminate), (1.0, self.process.kill))
+        for share, act in steps:
+            if wait([self._sentinel], timeout=0):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                act()
+            wait([self._sentinel], timeout=max(timeout_s * share, 0.05))
+        self._note_exit_code()
+        with self._lock:
+            self._is_closed = True
+            os.close(self._sentinel)
+            self.channel.close()
+            with contextlib.suppress(OSError, ValueError, AssertionError):
+                self.process.join(0.1)
+                self.process.close()
+
+
+# -- in the process ------------------------------------------------------------------------------------------------
+
+
+def _main(connection: Connection, address: Address, transport: str, num_slots: int, num_threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_watch_owner, name="swath-watch-owner", daemon=True).start()
+    channel = Channel(connection)
+    try:
+        torch.set_num_threads(num_threads)
+        policy_factory, settings = cloudpickle.loads(connection.recv_bytes())
+        chosen = _TRANSPORTS[transport](num_slots, address=address)
+        server = InferenceServer(policy_factory=policy_factory, transport=chosen, **settings).start()
+    except (EOFError, ConnectionError):
+        return
+    except BaseException as error:
+        channel.send("failed", pack(error))
+        return
+    try:
+        channel.send("ready", None)
+        while _follow(channel, server):
+            pass
+    except (EOFError, OSError):  # the owner is gone
+        pass
+    finally:
+        server.shutdown(_SECONDS_TO_LEAVE)
+        os._exit(0)  # a policy's threads must not keep the process
+
+
+def _follow(channel: Channel, server: InferenceServer) -> bool:
+    """Do what the owner says; whether to go on."""
+    order, *details = channel.receive()
+    if order == "close":
+        return False
+    number, name, args, kwargs = details
+    try:
+        value = server.is_alive if name == "is_serving" else getattr(server, name)(*args, **kwargs)
+        message = pickling.dumps(("value", number, value))
+    except Exception as error:
+        message = pickling.dumps(("failed", number, pack(error)))
+    channel.send_pickled(message)
+    return True
+
+
+def _watch_owner() -> None:
+    """Leave when the owner is gone, also from within a policy that does not return."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    time.sleep(_SECONDS_TO_LEAVE)
+    os._exit(1)
+
+
+#: Processes that were not ended.
+_holds: weakref.WeakSet[_Hold] = weakref.WeakSet()
+_registered_in: int | None = None
+
+
+def _end_at_exit(hold: _Hold) -> None:
+    """Before ``multiprocessing`` waits for children at exit, which would be for ever."""
+    global _registered_in
+    _holds.add(hold)
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    for hold in list(_holds):
+        hold.end(2.0)
