@@ -23,6 +23,7 @@ from policies_for_tests import deterministic, recurrent
 from swath.collectors import Collector, MultiSyncCollector
 from swath.envs import Composite, EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv, Unbounded, next_seed
 from swath.errors import EnvClosed, EnvError, WorkerDied, WorkerHangs
+from swath.testing import check_env
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -120,6 +121,12 @@ def test_rollouts_steps_and_resets_are_those_of_a_serial_env() -> None:
         assert after[0]["observation"][1, 0] == first["observation"][1, 0] + 1  # another episode
 
 
+def test_the_contract_of_an_env() -> None:
+    for make in (make_counting, CountingTensorDictEnv):
+        with ParallelEnv(3, make, num_workers=2) as env:
+            check_env(env)
+
+
 def test_nested_observations_of_any_dtype_and_arguments_for_each_env() -> None:
     kwargs = [{"offset": 10 * i} for i in range(3)]
     with ParallelEnv(3, lambda offset: GymWrapper(DictEnv(offset)), create_env_kwargs=kwargs, num_workers=2) as env:
@@ -157,6 +164,8 @@ def test_lists_of_factories_and_their_number() -> None:
         ParallelEnv(2, make_counting, num_worker=1)
     with pytest.raises(TypeError, match="needs a number of envs"):
         ParallelEnv(2)
+    with ParallelEnv(1, make_counting) as env, pytest.raises(EnvError, match="give create_env_kwargs to ParallelEnv"):
+        env.update_kwargs({})
     with pytest.raises(EnvError, match="another layout"):
         ParallelEnv(2, [make_counting, lambda: GymEnv("Pendulum-v1")], num_workers=2)
     with pytest.raises(EnvError, match="another layout"):

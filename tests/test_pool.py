@@ -17,6 +17,7 @@ from leaks import no_leaks  # noqa: F401
 from policies_for_tests import deterministic
 from swath.envs import AsyncEnvPool, GymWrapper, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool, next_seed
 from swath.errors import EnvBusy, EnvClosed, NothingSent, WorkerDied
+from swath.testing import check_env
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
@@ -173,6 +174,12 @@ def test_as_any_env() -> None:
         assert data["env_index"].tolist() == [[i] * 20 for i in range(3)]
         data["collector", "traj_ids"] = torch.arange(3).unsqueeze(1) * 1000 + data["observation"][..., 0].long()
         assert_consistent([data])
+
+
+@BACKENDS
+def test_the_contract_of_an_env(backend: str) -> None:
+    with AsyncEnvPool([make_counting] * 3, backend=backend) as pool:
+        check_env(pool)
 
 
 @BACKENDS

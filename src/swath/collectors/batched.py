@@ -97,7 +97,9 @@ class AsyncBatchedCollector(Collector):
         mp_start_method: str | None = None,
         num_sub_threads: int = 1,
         step_timeout_s: float | None = None,
+        policy_version_key: str = "policy_version",
         weight_sync: Any = None,
+        weight_sync_model_id: str = "policy",
         transport: Any = None,
         verbose: bool = False,
         **others: Any,
@@ -113,6 +115,8 @@ class AsyncBatchedCollector(Collector):
                     f"AsyncBatchedCollector: {name} has no place here: the policy runs in this process, and "
                     "update_policy_weights_() updates it. To share a policy, give a PolicyClientModule as policy"
                 )
+        if policy_version_key != "policy_version":
+            raise ValueError("policy_version_key: frames have their version as 'policy_version'; rename it in postproc")
         if policy_backend not in (None, "threading", "direct"):
             raise ValueError(
                 f"policy_backend={policy_backend!r}: the policy runs in this process; to have it elsewhere, give a "

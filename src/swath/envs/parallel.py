@@ -13,7 +13,7 @@ import torch
 
 from swath.envs.making import resolve_factories
 from swath.envs.rows import RowEnv
-from swath.errors import EnvClosed
+from swath.errors import EnvClosed, EnvError
 from swath.rollout.boundaries import Stepper
 from swath.rollout.strip import Strip
 from swath.workers.env_crew import EnvCrew, Group
@@ -91,6 +91,10 @@ class CrewEnv(RowEnv):
 
     def __len__(self) -> int:
         return self.num_envs
+
+    def update_kwargs(self, kwargs: Any) -> None:
+        name = type(self).__name__
+        raise EnvError(f"the envs of a {name} are made at once; give create_env_kwargs to {name} instead")
 
     def bind_rows(self, strip: Strip) -> Stepper:
         return ParallelStepper(self, self._crew, strip, self._envs_per_group)
