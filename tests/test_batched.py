@@ -34,14 +34,20 @@ def threads(count: int = 3, policy: Any = None, **kwargs: Any) -> AsyncBatchedCo
 
 @pytest.mark.parametrize("policy", [deterministic, stochastic, recurrent, actor_critic, RandomPolicy])
 def test_policies_of_every_kind(policy: Any) -> None:
+    acting = policy()
     collector = AsyncBatchedCollector(
-        [make_counting] * 5, policy(), frames_per_batch=101, total_frames=707, num_workers=2
+        [make_counting] * 5, acting, frames_per_batch=101, total_frames=707, num_workers=2
     )
     batches = list(collector)
     assert [len(batch) for batch in batches] == [101] * 7
     assert_consistent(batches)
+    data: Any = torch.cat(batches)
+    if policy in (deterministic, recurrent, actor_critic):  # what the policy says to the roots that were delivered
+        with torch.no_grad():
+            again = acting(data.select("observation", "hidden", strict=False))
+        for key in again.keys(True, True):
+            torch.testing.assert_close(data[key], again[key])
     if policy is recurrent:
-        data = torch.cat(batches)
         for env in range(5):
             own = data[data["env_index"] == env]
             starts = own["observation"][:, 1] == 0
@@ -152,6 +158,22 @@ def test_random_frames_limits_and_hooks() -> None:
     assert drawn >= 101 - 8  # what was drawn and not delivered yet
     assert int(data["next", "step_count"].max()) == 6
     assert bool(data["next", "done"][data["next", "step_count"] == 6].all())
+
+
+def test_limits_begin_anew_with_every_episode() -> None:
+    makers = [lambda: make_counting(longest=9)] * 4
+    for limit in (6, 100):
+        collector = AsyncBatchedCollector(
+            makers, deterministic(), frames_per_batch=60, total_frames=600, max_frames_per_traj=limit, num_workers=2
+        )
+        data = torch.cat(list(collector))
+        last = data["next", "done"].squeeze(-1)
+        counts = data["next", "step_count"].squeeze(-1)
+        assert torch.equal(counts.float(), data["next", "observation"][:, 1])
+        assert int(counts.max()) == min(limit, 9)
+        assert bool(last[counts == limit].all())
+        # Episodes are of 1 to 9 steps; were they cut too early, none would be long.
+        assert int((last & (counts >= 5)).sum()) > 20
 
 
 def test_seeds_give_the_same_episodes_to_every_env() -> None:
