@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ from swath.modules.inference.transport import Transport
 _IDLE_S = 0.25
 #: And so often for weights, where a scheme brings them.
 _IDLE_WITH_SCHEME_S = 0.01
+#: How long clients that were answered together are waited for, for each of them (a change of threads and what a client
+#: does take some 60 µs); and for how many batches not, if some did not come.
+_GATHER_S_EACH = 0.0002
+_IMPATIENT_BATCHES = 32
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ class ServingLoop:
         self._backlog: deque[Asked] = deque()
         #: In the batch that is being answered.
         self._under_way: Sequence[Asked] = ()
+        #: How many of the last batch's clients wait for their answers.
+        self._last_size = 1
+        self._impatient_for = 0
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -96,6 +103,8 @@ class ServingLoop:
     def _next_batch(self) -> list[Asked]:
         backlog, transport = self._backlog, self.transport
         backlog.extend(transport.drain())
+        if self._batching.min_rows == 1:
+            self._gather()
         if not backlog:
             transport.wait(_IDLE_S if self._scheme is None else _IDLE_WITH_SCHEME_S)
             backlog.extend(transport.drain())
@@ -103,13 +112,12 @@ class ServingLoop:
                 return []
         if self._batching.min_rows > 1:
             self._wait_for_more()
-        else:
-            self._let_others_ask()
         batch = [backlog.popleft()]
         room = self._batching.max_rows - batch[0].content.num_rows
         while backlog and backlog[0].content.num_rows <= room:
             batch.append(backlog.popleft())
             room -= batch[-1].content.num_rows
+        self._last_size = sum(request.waits for request in batch)
         return batch
 
     def _wait_for_more(self) -> None:
@@ -128,20 +136,25 @@ class ServingLoop:
             self.transport.wait(left_s)
             backlog.extend(self.transport.drain())
 
-    def _let_others_ask(self) -> None:
-        """Those that are about to: clients that were answered together ask again together.
+    def _gather(self) -> None:
+        """Wait a moment for clients that were answered together, and will ask again together.
 
-        Nobody is waited for. But threads that are ready to run would fight with the policy for the interpreter, and
-        then make a batch of their own.
+        Being woken for each of them would cost a change of threads apiece; and those that are about to run would fight
+        with the policy for the interpreter, and then make a batch of their own. If they do not come, because they have
+        something else to do, they are not waited for the next times.
         """
         backlog, transport = self._backlog, self.transport
-        num_clients = transport.num_clients()
-        while len(backlog) != num_clients and len(backlog) < self._batching.max_rows:
-            sleep(0)
-            came = transport.drain()
-            if not came:
-                return
-            backlog.extend(came)
+        clients = transport.num_clients()
+        expected = min(clients if clients is not None else self._last_size, self._batching.max_rows)
+        if expected < 2 or len(backlog) >= expected:
+            return
+        if self._impatient_for:
+            self._impatient_for -= 1
+            return
+        transport.wait_for(expected - len(backlog), _GATHER_S_EACH * expected)
+        backlog.extend(transport.drain())
+        if len(backlog) < expected:
+            self._impatient_for = _IMPATIENT_BATCHES
 
     # -- answering -------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ class Transport:
         self._inbox: deque[Request] = deque()
         # A lock as a bell: taken by the server when it goes to sleep, released by whoever has something for it.
         self._bell = _thread.allocate_lock()
+        #: How many requests must be there for a client to ring it.
+        self._wanted = 1
 
     # -- for clients -----------------------------------------------------------------------------------------------
 
@@ -43,7 +45,8 @@ class Transport:
     def put(self, request: Request) -> None:
         """Hand a request of this process to the server."""
         self._inbox.append(request)
-        self.ring()
+        if len(self._inbox) >= self._wanted:
+            self.ring()
         if self.state == "closed":  # after the append: either the server sees it when it clears up, or we see this
             raise self.closed_error()
 
@@ -68,6 +71,14 @@ class Transport:
     def wait(self, timeout_s: float) -> None:
         """Until something may have come in."""
         self._bell.acquire(timeout=timeout_s)
+
+    def wait_for(self, count: int, timeout_s: float) -> None:
+        """Until so many requests have come in, without being woken for each."""
+        self._wanted = count
+        self._bell.acquire(blocking=False)  # it may have been rung for what was found without it
+        if len(self._inbox) < count:
+            self.wait(timeout_s)
+        self._wanted = 1
 
     def drain(self) -> Sequence[Asked]:
         """What came in since."""
