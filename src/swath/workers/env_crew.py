@@ -13,17 +13,17 @@ from swath.errors import EnvClosed, EnvError, WorkerHangs
 from swath.rollout.layout import Field, Layout
 from swath.workers.channel import unpack
 from swath.workers.env_hosts import Hosts, ProcessHosts, ThreadHosts
-from swath.workers.layout import WorkerLayout, available_cores
+from swath.workers.layout import WorkerLayout
 from swath.workers.orders import EnvBlueprint, EnvDescription
 from swath.workers.seeding import draw_base_seed
-from swath.workers.signals import Semaphore
+from swath.workers.signals import Semaphore, Watch
 from swath.workers.stage import BUSY, FAILED, IDLE, Stage, StagePlan, encode, in_main_memory
 from swath.workers.start import StartMethod
 
 #: How often to look whether all hosts are alive while waiting for them.
 _SECONDS_BETWEEN_LOOKS = 0.2
-#: Tries before going to sleep, where there are more cores than workers: some 50 µs.
-_SPINS = 100
+#: How often to look whether a step is done before going to sleep: for a millisecond at most.
+_TRIES = 1000
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class EnvCrew:
         self.worker_layout = layout
         self._closed = False
         self._step_timeout_s = step_timeout_s
-        self._spins = _SPINS if not threads and layout.num_workers < available_cores() else 0
+        #: Threads of this process cannot run while it looks.
+        self._tries = 0 if threads else _TRIES
         self.hosts: Hosts = ThreadHosts(blueprints) if threads else ProcessHosts(blueprints, method)
         try:
             self.about = self._agree(self.hosts.descriptions)
@@ -136,6 +137,7 @@ class EnvCrew:
         self.stages = [Stage(memory, plan) for plan in plans]
         first = self.stages[0]
         self.ready, self.orders, self.outcomes = first.ready, first.orders, first.outcomes
+        self._watch = Watch(self.ready, self._tries)
         self._go = self.hosts.go
         self._worker_of = [group.worker for group in self.groups]
         self.generation += 1
@@ -163,16 +165,13 @@ class EnvCrew:
 
     def wait(self) -> None:
         """Wait until one more order was followed, or something has happened."""
-        if not self.ready.acquire(_SECONDS_BETWEEN_LOOKS, self._spins):
-            while True:
-                self._look()
-                if self.ready.acquire(_SECONDS_BETWEEN_LOOKS):
-                    return
+        while not self._watch.wait(_SECONDS_BETWEEN_LOOKS):
+            self._look()
 
     def take_posts(self, count: int) -> None:
         """Lower the semaphore for what was found to be ready without waiting for it, so that posts do not pile up."""
         for _ in range(count):
-            self.ready.acquire(0)
+            self.ready.is_up()
 
     def watch(self) -> None:
         """Now and then, look whether all are alive and get on: for who is always busy with those that are."""

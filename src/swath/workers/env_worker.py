@@ -23,11 +23,13 @@ from swath.workers.channel import Channel, Packed, pack
 from swath.workers.memory import map_descriptor
 from swath.workers.orders import EnvBlueprint, EnvDescription, Life
 from swath.workers.seeding import seed_process
-from swath.workers.signals import Semaphore
+from swath.workers.signals import Semaphore, Watch
 from swath.workers.stage import ENDED, FAILED, READY, RESET, STEP_AND_RESET, Stage, StagePlan
 
 #: How long a worker sleeps at most before it looks whether it is to leave.
 _SECONDS_BETWEEN_LOOKS = 0.5
+#: How often it looks for the next order before it sleeps: about as long as a small policy takes.
+_TRIES = 200
 
 
 class _StepLimit:
@@ -214,9 +216,9 @@ class EnvWorker:
         """There is no policy here, so there are no weights."""
 
     def serve(self) -> None:
-        host, page, go = self._host, self._page, self._go
+        host, page, go = self._host, self._page, Watch(self._go, _TRIES)
         while not self.leaving:
-            if go.acquire(_SECONDS_BETWEEN_LOOKS):
+            if go.wait(_SECONDS_BETWEEN_LOOKS):
                 if page.waiting[0]:
                     self._read_messages()
                 host.follow_orders()
