@@ -18,12 +18,13 @@ class WrongData(AssertionError):
     """A contender's data is not what the env and the network give; its speed would mean nothing."""
 
 
-def check(name: str, data: Transitions, setting: Setting) -> None:
+def check(name: str, data: Transitions, setting: Setting, by_network: bool = True) -> None:
     """Raise WrongData unless actions are the network's, episodes hang together, and every step is a real one."""
     lead = (setting.steps_per_batch, setting.num_envs)
     for field, array in vars(data).items():
         _require(array.shape[:2] == lead, name, setting, f"{field} has shape {array.shape}, expected {lead} first")
-    _check_actions(name, data, setting)
+    if by_network:
+        _check_actions(name, data, setting)
     done = data.terminated | data.truncated
     going_on = ~done[:-1]
     unbroken = np.array_equal(data.next_obs[:-1][going_on], data.obs[1:][going_on])
@@ -60,7 +61,10 @@ def _check_steps(name: str, data: Transitions, setting: Setting) -> None:
             and math.isclose(float(reward), float(data.rewards[t, index]), abs_tol=1e-3)
             and terminated == data.terminated[t, index]
         )
-        _require(same, name, setting, f"step {t} of env {index} is not what the env does in that state")
+        stored = [getattr(data, field)[t, index] for field in ("obs", "actions", "next_obs", "rewards", "terminated")]
+        expected = [next_obs, reward, terminated]
+        problem = f"step {t} of env {index} is not what the env does in that state: {stored}, expected {expected}"
+        _require(same, name, setting, problem)
     env.close()
 
 

@@ -49,12 +49,29 @@ class Transitions:
             truncated=np.empty(lead, np.bool_),
         )
 
+    @classmethod
+    def of(cls, batch: Any, discrete: bool) -> Transitions:
+        """A TensorDict ``[T, E]``."""
+        actions = batch["action"].numpy()
+        if discrete and actions.ndim == 3:  # swath stores what the policy said, and acts on its argmax
+            actions = actions.argmax(-1)
+        return cls(
+            obs=batch["observation"].numpy(),
+            next_obs=batch["next", "observation"].numpy(),
+            actions=actions,
+            rewards=batch["next", "reward"].squeeze(-1).numpy(),
+            terminated=batch["next", "terminated"].squeeze(-1).numpy(),
+            truncated=batch["next", "truncated"].squeeze(-1).numpy(),
+        )
+
 
 class Contender(ABC):
     #: What one of its batches holds: so many steps of so many envs.
     batches: Setting
     #: Frames until every env has delivered: those of a batch, unless each env has batches of its own.
     frames_per_round: int
+    #: Whether actions are the network's.
+    by_network = True
 
     @abstractmethod
     def collect(self, frames: int) -> int:
@@ -63,6 +80,10 @@ class Contender(ABC):
     @abstractmethod
     def last_batch(self) -> Transitions:
         """What the last batch held, for the check that all contenders do the same."""
+
+    def checked(self) -> Iterator[tuple[Transitions, Setting]]:
+        """The last batch as the check wants it, in pieces where all envs are stepped together."""
+        yield self.last_batch(), self.batches
 
     @abstractmethod
     def close(self) -> None: ...
@@ -97,18 +118,7 @@ class CollectorContender(Contender):
     def last_batch(self) -> Transitions:
         # [T] for one env, [E, T] for several.
         batch = self._batch.unsqueeze(0) if self._batch.dim() == 1 else self._batch
-        batch = batch.transpose(0, 1)
-        actions = batch["action"].numpy()
-        if self.batches.discrete and actions.ndim == 3:  # swath stores what the policy said, and acts on its argmax
-            actions = actions.argmax(-1)
-        return Transitions(
-            obs=batch["observation"].numpy(),
-            next_obs=batch["next", "observation"].numpy(),
-            actions=actions,
-            rewards=batch["next", "reward"].squeeze(-1).numpy(),
-            terminated=batch["next", "terminated"].squeeze(-1).numpy(),
-            truncated=batch["next", "truncated"].squeeze(-1).numpy(),
-        )
+        return Transitions.of(batch.transpose(0, 1), self.batches.discrete)
 
     def close(self) -> None:
         self.collector.shutdown()

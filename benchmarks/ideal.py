@@ -78,22 +78,22 @@ def record(setting: Setting) -> Recording:
 class Ideal:
     """Measures the parts; ``seconds`` is about what one ``measure`` takes."""
 
-    def __init__(self, setting: Setting, seconds: float) -> None:
+    def __init__(self, setting: Setting, seconds: float, with_network: bool = True) -> None:
         self._setting = setting
         self._seconds = seconds
         self.recording = record(setting)
         self._env = setting.make_env()
-        self._forwards = _forwards(setting)
+        self._forwards = _forwards(setting) if with_network else {}
 
     def measure(self) -> IdealParts:
         share = self._seconds / (2 + len(self._forwards))
         with torch.no_grad():
             forwards = {kind: _seconds_per_call(call, share) for kind, call in self._forwards.items()}
-        kind = min(forwards, key=forwards.__getitem__)
+        kind = min(forwards, key=forwards.__getitem__, default="none")
         return IdealParts(
             step_s=self._mean(self._replay_s, share),
             copy_s=self._mean(self._copy_s, share),
-            forward_s=forwards[kind],
+            forward_s=forwards.get(kind, 0.0),
             forward_kind=kind,
             num_envs=self._setting.num_envs,
         )

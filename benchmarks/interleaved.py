@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from check import check
 from contenders import Contender
@@ -29,10 +30,14 @@ class Race:
     warm_up_rounds: int = 0
     #: Over how many cores the ideal spreads the envs.
     cores: int = 1
+    #: In the ideal: every core calls the network for its envs, or one does for all, or nobody does.
+    network: Literal["split", "central", "none"] = "split"
 
     def run(self, options: argparse.Namespace) -> Throughput:
-        share = Setting(self.setting.env_id, max(1, self.setting.num_envs // self.cores), self.setting.steps_per_batch)
-        ideal = Ideal(share, seconds=options.seconds or 0.1)
+        num_envs = self.setting.num_envs
+        batch_size = max(1, num_envs // self.cores) if self.network == "split" else num_envs
+        share = Setting(self.setting.env_id, batch_size, self.setting.steps_per_batch)
+        ideal = Ideal(share, seconds=options.seconds or 0.1, with_network=self.network != "none")
         contenders: dict[str, Contender] = {}
         try:
             for name, make in self.contenders.items():
@@ -40,41 +45,44 @@ class Race:
             for name, contender in contenders.items():  # warms up as well
                 for _ in range(2):
                     contender.collect(contender.batches.frames_per_batch)
-                    check(name, contender.last_batch(), contender.batches)
+                    for data, setting in contender.checked():
+                        check(name, data, setting, contender.by_network)
                 contender.rest()
             ideal.measure()
             result = Throughput(self.setting, ideal.recording.mean_episode, self.titles, self.ours, self.cores)
             result.fps = {name: [] for name in contenders}
             for repeat in range(options.repeats):
                 for name in order_of([*contenders, "ideal"], repeat):
-                    self._settle()
+                    settle(self.warm_up_rounds > 0)
                     if name == "ideal":
                         result.ideal.append(ideal.measure())
                     else:
-                        result.fps[name].append(self._fps(contenders[name], options.seconds, options.frames))
+                        result.fps[name].append(frames_per_second(contenders[name], self.warm_up_rounds, options))
             return result
         finally:
             for contender in contenders.values():
                 contender.close()
             ideal.close()
 
-    def _settle(self) -> None:
-        gc.collect()  # nobody pays for another one's garbage
-        if self.warm_up_rounds:
-            wait_until_idle()
 
-    def _fps(self, contender: Contender, seconds: float | None, frames: int | None) -> float:
-        """Frames per second over whole rounds of all envs, for at least so long or so many."""
-        contender.wake()
-        contender.collect(self.warm_up_rounds * contender.frames_per_round)
-        delivered = 0
-        started = time.perf_counter()
-        while True:
-            delivered += contender.collect(contender.frames_per_round)
-            elapsed = time.perf_counter() - started
-            if elapsed >= (seconds or 0) and delivered >= (frames or 0):
-                contender.rest()
-                return delivered / elapsed
+def settle(has_processes: bool) -> None:
+    gc.collect()  # nobody pays for another one's garbage
+    if has_processes:
+        wait_until_idle()
+
+
+def frames_per_second(contender: Contender, warm_up_rounds: int, options: argparse.Namespace) -> float:
+    """Over whole rounds of all envs, for at least so long or so many."""
+    contender.wake()
+    contender.collect(warm_up_rounds * contender.frames_per_round)
+    delivered = 0
+    started = time.perf_counter()
+    while True:
+        delivered += contender.collect(contender.frames_per_round)
+        elapsed = time.perf_counter() - started
+        if elapsed >= (options.seconds or 0) and delivered >= (options.frames or 0):
+            contender.rest()
+            return delivered / elapsed
 
 
 def order_of(names: list[str], repeat: int) -> list[str]:

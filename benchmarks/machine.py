@@ -18,7 +18,7 @@ _LOOK_S = 0.2
 
 
 def machine_facts() -> dict[str, Any]:
-    packages = ("torchrl", "stable-baselines3", "torch", "tensordict", "gymnasium", "numpy")
+    packages = ("torchrl", "stable-baselines3", "envpool", "torch", "tensordict", "gymnasium", "numpy")
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),

@@ -7,13 +7,12 @@ Nothing is taken off for what C busy cores cost each other.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from statistics import median
+from collections.abc import Iterator
 
 from interleaved import Race
 from machine import usable_cores
 from multi_contenders import CONTENDERS, PACKED_CONTENDERS, PACKED_STEPS, TITLES
-from report import Throughput, markdown_table
+from report import Throughput, throughput_markdown
 from setting import Setting
 
 OURS = {"swath-sync": "sync is", "swath-async": "async is"}
@@ -40,20 +39,4 @@ def run(options: argparse.Namespace) -> Iterator[Throughput]:
     yield Race(many, PACKED_CONTENDERS, TITLES, OURS, WARM_UP_ROUNDS, min(cores, 2)).run(options)
 
 
-def markdown(results: Sequence[Throughput]) -> str:
-    """One table per setting, one row per contender."""
-    return "\n\n".join(f"{result.setting}:\n\n{_markdown(result)}" for result in results)
-
-
-def _markdown(result: Throughput) -> str:
-    header = ["contender", "frames/s", *(f"{TITLES[ours]} is" for ours in result.ours), "η"]
-    rows = [
-        [
-            TITLES[name],
-            f"{median(samples):,.0f}",
-            *("" if ours == name else f"{result.ratio(ours, name):.1f} ×" for ours in result.ours),
-            f"{result.efficiency(name):.2f}",
-        ]
-        for name, samples in result.fps.items()
-    ]
-    return markdown_table(header, rows)
+markdown = throughput_markdown

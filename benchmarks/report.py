@@ -53,13 +53,13 @@ class Throughput:
         lines = [
             f"{setting}: batches of {setting.frames_per_batch:,} frames ({setting.steps_per_batch} steps of each), "
             f"episodes of {self.mean_episode:.0f} steps",
-            f"  {'contender':<20}{'median fps':>11}{'min .. max':>20}{ratio_titles}{'η':>8}",
+            f"  {'contender':<22}{'median fps':>11}{'min .. max':>20}{ratio_titles}{'η':>8}",
         ]
         for name, samples in self.fps.items():
             ratios = "".join(f"{self._ratio_cell(ours, name):>11}" for ours in self.ours)
-            lines.append(f"  {self.titles[name]:<20}{_spread(samples)}{ratios}{self.efficiency(name):>8.3f}")
+            lines.append(f"  {self.titles[name]:<22}{_spread(samples)}{ratios}{self.efficiency(name):>8.3f}")
         title = "ideal X*" if self.cores == 1 else f"ideal X*, {self.cores} cores"
-        lines.append(f"  {title:<20}{_spread(self.ideal_fps)}")
+        lines.append(f"  {title:<22}{_spread(self.ideal_fps)}")
         lines.append("  " + self._parts())
         return "\n".join(lines)
 
@@ -101,6 +101,25 @@ def _spread(samples: Sequence[float]) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     divider = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, divider, *rows])
+
+
+def throughput_markdown(results: Sequence[Throughput]) -> str:
+    """One table per setting, one row per contender."""
+    return "\n\n".join(f"{result.setting}:\n\n{_throughput_table(result)}" for result in results)
+
+
+def _throughput_table(result: Throughput) -> str:
+    header = ["contender", "frames/s", *(f"{result.titles[ours]} is" for ours in result.ours), "η"]
+    rows = [
+        [
+            result.titles[name],
+            f"{median(samples):,.0f}",
+            *("" if ours == name else f"{result.ratio(ours, name):.1f} ×" for ours in result.ours),
+            f"{result.efficiency(name):.2f}",
+        ]
+        for name, samples in result.fps.items()
+    ]
+    return markdown_table(header, rows)
 
 
 def write_json(path: Path, facts: dict[str, Any], parameters: dict[str, Any], results: dict[str, list[Any]]) -> None:

@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
+import batched
 import multi
+import parallel
+import payload
+import server
 import single
 import sleeping
 import startup
+import stragglers
 import weights
 from machine import machine_facts, warn_if_busy
 from report import write_json
@@ -27,8 +32,13 @@ PARTS: dict[str, Any] = {
     "startup": startup,
     "weights": weights,
     "sleeping": sleeping,
+    "parallel": parallel,
+    "batched": batched,
+    "payload": payload,
+    "stragglers": stragglers,
+    "server": server,
 }
-_RIVALS = [*single.RIVALS, *multi.RIVALS]
+_RIVALS = list(dict.fromkeys([*single.RIVALS, *multi.RIVALS, *batched.RIVALS]))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
