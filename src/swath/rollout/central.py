@@ -1,8 +1,8 @@
 """The other loop: one policy for envs that step elsewhere, whichever are ready.
 
-Envs are in groups (``workers/env_crew.py``). A group whose step is done waits for its actions; the policy runs on the
-rows of all that wait; then they step again, while the policy runs on others. What they write stays where it is, in
-rows of the group's own strip, until a batch is complete.
+Envs are in groups (``workers/env_crew.py``), each with a lane here (``lane.py``). A group whose step is done waits for
+its actions; the policy runs on the rows of all that wait; then they step again, while the policy runs on others. What
+they write stays where it is, in rows of the lane's own strip, until a batch is complete.
 """
 
 from __future__ import annotations
@@ -17,89 +17,18 @@ import torch
 from tensordict import TensorDict
 
 from swath.envs.specs import Categorical, OneHot, masked_rand
-from swath.rollout.boundaries import Boundaries, TrajectoryIds
+from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import Stamps, batch_fields, strip_parts
-from swath.rollout.layout import CPU, Field, Key, Layout, nested
+from swath.rollout.flat_batch import FlatBatch
+from swath.rollout.lane import Lane
+from swath.rollout.layout import CPU, Field, Key, Layout
 from swath.rollout.plan import BoundPolicy, PolicyPlan
 from swath.rollout.strip import MAX_BYTES, Column, Strip
-from swath.workers.env_crew import EnvCrew, Group
+from swath.workers.env_crew import EnvCrew
 from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP_AND_RESET
 
 ENV_INDEX: Key = ("env_index",)
 VERSION: Key = ("policy_version",)
-
-
-class _Lane:
-    """One group: its rows, its episodes, and how far it has come."""
-
-    def __init__(self, crew: EnvCrew, group: Group, layout: Layout, ids: TrajectoryIds) -> None:
-        self.number = group.number
-        self.rows = group.rows
-        self.num_envs = len(group.rows)
-        stage = crew.stages[group.worker]
-        self.strip = stage.strip.part(group.local, layout)
-        self.boundaries = Boundaries(self.strip, None, ids)  # type: ignore[arg-type]  # envs are reset elsewhere
-        env_keys = list(stage.strip.carried)
-        self._last = dict(zip(env_keys, [column.part(group.local) for column in stage.last], strict=True))
-        self._state = [self.strip.carried[key] for key in layout.policy_state]
-        #: Of the weights that chose each row's actions.
-        self.versions = np.zeros((self.strip.num_steps, self.num_envs), dtype=np.int64)
-        #: Steps that are complete and not delivered; the row of the next one.
-        self.taken = 0
-        #: Rows before the one that is under way which were delivered meanwhile.
-        self.stale_rows = 0
-        self.env_numbers = torch.arange(group.rows.start, group.rows.stop)
-
-    @property
-    def is_full(self) -> bool:
-        return self.taken == self.strip.num_steps
-
-    def complete_step(self, has_ends: bool) -> None:
-        """The step under way is done."""
-        if self.stale_rows:
-            self._move_to_front(self.stale_rows)
-            self.stale_rows = 0
-        t = self.taken
-        if has_ends:
-            over = (self.strip.terminated[t] | self.strip.truncated[t]).nonzero()[0].tolist()
-            # In the order of the strip's carried columns; a policy's state has no last entry of its own.
-            last = [
-                self._last[key].take(t, over) if key in self._last else column.take(t + 1, over)
-                for key, column in self.strip.carried.items()
-            ]
-            self.boundaries.record(t, over, last)
-        self.taken = t + 1
-
-    def _move_to_front(self, row: int) -> None:
-        strip = self.strip
-        for column in strip.carried.values():
-            column.tensor[0].copy_(column.tensor[row])
-            column.tensor[1].copy_(column.tensor[row + 1])
-        for column in (*strip.outputs.values(), *strip.outcomes.values(), *self._last.values()):
-            column.tensor[0].copy_(column.tensor[row])
-        for flags in (strip.terminated, strip.truncated):
-            flags[0] = flags[row]
-            flags[row] = False
-        self.versions[0] = self.versions[row]
-
-    def forget_delivered(self, is_under_way: bool) -> None:
-        """What was taken has been copied out."""
-        strip, taken = self.strip, self.taken
-        self.boundaries.rewind(taken)
-        strip.terminated[:taken] = False
-        strip.truncated[:taken] = False
-        if is_under_way:  # its worker writes to the following rows: they are moved when it is done
-            self.stale_rows = taken
-        elif taken:
-            for column in strip.carried.values():
-                column.tensor[0].copy_(column.tensor[taken])
-        self.taken = 0
-
-    def begin(self) -> None:
-        """All its envs were reset, into row 0."""
-        for column in self._state:
-            column.tensor[0] = 0
-        self.boundaries.name_episodes(list(range(self.num_envs)))
 
 
 class _Rows:
@@ -110,42 +39,6 @@ class _Rows:
         self.strip = Strip(sized.layout, num_steps=1)
         self.policy: BoundPolicy = sized.bind(self.strip)
         self.epoch = -1
-
-
-class _Output:
-    """A batch ``[num_frames]`` that is being put together, and what was left over from the one before."""
-
-    def __init__(self, fields: list[Field]) -> None:
-        self._fields = fields
-        self.leaves: dict[Key, torch.Tensor] = {}
-        self.num_frames = 0
-        self.filled = 0
-        self._spilled: list[dict[Key, torch.Tensor]] = []
-
-    @property
-    def num_spilled(self) -> int:
-        return sum(len(next(iter(piece.values()))) for piece in self._spilled)
-
-    def open(self, num_frames: int) -> None:
-        self.num_frames, self.filled = num_frames, 0
-        self.leaves = {f.key: torch.empty((num_frames, *f.shape), dtype=f.dtype, device=f.device) for f in self._fields}
-        spilled, self._spilled = self._spilled, []
-        for piece in spilled:
-            self.add(piece)
-
-    def add(self, piece: dict[Key, torch.Tensor]) -> None:
-        count = len(next(iter(piece.values())))
-        room = min(count, self.num_frames - self.filled)
-        if room:
-            for key, values in piece.items():
-                self.leaves[key][self.filled : self.filled + room].copy_(values[:room])
-            self.filled += room
-        if room < count:
-            self._spilled.append({key: values[room:].clone() for key, values in piece.items()})
-
-    def forget(self) -> None:
-        self._spilled.clear()
-        self.filled = 0
 
 
 class CentralRollout:
@@ -192,16 +85,16 @@ class CentralRollout:
         affordable = max(2, MAX_BYTES // max(1, layout.bytes_per_step))
         num_steps = min(2 * -(-frames_per_batch // self.num_envs) + 8, affordable)
         crew.lay_out(num_steps, {f.key: f for f in layout.outputs}, envs_per_group)
-        self._lanes = [_Lane(crew, group, _of_size(layout, len(group.rows)), ids) for group in crew.groups]
+        self._lanes = [Lane(crew, group, _of_size(layout, len(group.rows)), ids) for group in crew.groups]
         fields = batch_fields(layout, stamps, device)
         self._fields = [*fields, Field(ENV_INDEX, torch.Size(), torch.int64, device or CPU)]
-        self._output = _Output(self._fields)
+        self._output = FlatBatch(self._fields, device)
         self._forwards: dict[int, _Rows] = {}
         self._epoch = 0
         self._version = -1
-        self._in_flight: list[_Lane] = []
+        self._in_flight: list[Lane] = []
         #: Lanes that wait for actions, the longest waiting first.
-        self._waiting: list[_Lane] = []
+        self._waiting: list[Lane] = []
         #: Envs that start anew before their next step, by lane; None for all of a lane.
         self._to_reset: set[int] = set(range(self.num_envs))
         self._reset_kwargs: dict[str, Any] = {}
@@ -247,7 +140,7 @@ class CentralRollout:
                 self._act()
         self._flush()
         self._failed = False
-        return self._deliver(self._output.filled)
+        return self._output.close()
 
     def start_from(self, first_row: Mapping[Key, torch.Tensor]) -> None:
         """Go on from a reset of all envs that was made already."""
@@ -288,13 +181,14 @@ class CentralRollout:
         if not self._failed:
             return None
         self._flush()
-        return self._deliver(self._output.filled)
+        return self._output.close()
 
     def blank_batch(self, num_frames: int) -> TensorDict:
         """A batch of zeros."""
-        output = _Output(self._fields)
+        output = FlatBatch(self._fields, self._device)
         output.open(num_frames)
-        return _as_batch({key: leaf.zero_() for key, leaf in output.leaves.items()}, num_frames, self._device)
+        output.filled = num_frames
+        return output.close().zero_()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -320,7 +214,7 @@ class CentralRollout:
 
     def _sort_ready(self) -> None:
         outcomes = self._crew.outcomes
-        still: list[_Lane] = []
+        still: list[Lane] = []
         failed = False
         for lane in self._in_flight:
             outcome = outcomes[lane.number]
@@ -357,7 +251,7 @@ class CentralRollout:
                 self._crew.order(lane.number, STEP_AND_RESET, lane.taken)
                 self._in_flight.append(lane)
 
-    def _choose_actions(self, lanes: list[_Lane], num_rows: int) -> None:
+    def _choose_actions(self, lanes: list[Lane], num_rows: int) -> None:
         if self._plan is None or self.random_frames_left >= num_rows:
             for lane in lanes:
                 self._draw(lane, lane.num_envs)
@@ -389,7 +283,7 @@ class CentralRollout:
                 self._draw(lane, count)
                 self.random_frames_left -= count
 
-    def _draw(self, lane: _Lane, count: int) -> None:
+    def _draw(self, lane: Lane, count: int) -> None:
         """Random actions for the first envs of a lane; whatever else the policy would write is zero."""
         t = lane.taken
         mask = lane.strip.carried.get(("action_mask",))
@@ -450,7 +344,7 @@ class CentralRollout:
         self._to_reset = set()
         self._waiting = list(self._lanes)
 
-    def _reset_some(self, lane: _Lane, env_ids: list[int], kwargs: dict[str, Any]) -> None:
+    def _reset_some(self, lane: Lane, env_ids: list[int], kwargs: dict[str, Any]) -> None:
         group = self._crew.groups[lane.number]
         local = [group.local.start + env for env in env_ids]
         self._crew.hosts.call("reset", 0, local, kwargs, workers=[group.worker])
@@ -462,7 +356,7 @@ class CentralRollout:
         for lane in self._lanes:
             self._copy_out(lane, lane.number in under_way)
 
-    def _copy_out(self, lane: _Lane, is_under_way: bool) -> None:
+    def _copy_out(self, lane: Lane, is_under_way: bool) -> None:
         """Everything that a lane has taken becomes part of this batch, or of the next."""
         taken, num_envs = lane.taken, lane.num_envs
         if not taken:
@@ -482,17 +376,6 @@ class CentralRollout:
         self._output.add(piece)
         self._undelivered -= taken * num_envs
         lane.forget_delivered(is_under_way)
-
-    def _deliver(self, num_frames: int) -> TensorDict:
-        leaves = self._output.leaves
-        if num_frames < self._output.num_frames:
-            leaves = {key: leaf[:num_frames].clone() for key, leaf in leaves.items()}
-        self._output.leaves = {}
-        return _as_batch(leaves, num_frames, self._device)
-
-
-def _as_batch(leaves: dict[Key, torch.Tensor], num_frames: int, device: torch.device | None) -> TensorDict:
-    return TensorDict(nested(leaves), batch_size=(num_frames,), device=device)
 
 
 def _of_size(layout: Layout, num_envs: int) -> Layout:
