@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict.nn.probabilistic import interaction_type
 
 from counting import assert_consistent, make_counting
 from leaks import children, descriptors, no_leaks, wait_until  # noqa: F401
@@ -69,9 +70,33 @@ def test_ctrl_c_leaves_the_collector_open(make: Callable[..., Any]) -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupted(collector, timer)
         timer.join()
-        # New episodes, whole ones.
-        assert_consistent([batch for _, batch in zip(range(5), collector, strict=False)])
+        # Episodes that have begun since are whole. (Those before may go on, if nothing was being collected just then.)
+        first_id = collector._traj_ids.next_id
+        batches = [batch for _, batch in zip(range(5), collector, strict=False)]
+        flat = [batch.reshape(-1) for batch in batches]
+        assert_consistent([batch[batch["collector", "traj_ids"] >= first_id] for batch in flat])
+        assert interaction_type() is None
+        assert torch.is_grad_enabled()
     collector.shutdown()
+
+
+@MAKERS
+def test_ctrl_c_between_collecting_and_delivering_ends_the_episodes(make: Callable[..., Any]) -> None:
+    """The batch is lost, so what follows must not be taken for its continuation."""
+    interrupts = iter([False, True, False, False])
+
+    def hook(batch: Any) -> None:
+        if next(interrupts):
+            raise KeyboardInterrupt
+
+    collector = make(total_frames=800, post_collect_hook=hook)
+    delivered = [next(iter(collector))]
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(collector))
+    used = int(collector.partial_batch["collector", "traj_ids"].max())
+    delivered = list(collector)
+    assert min(int(batch["collector", "traj_ids"].min()) for batch in delivered) > used
+    assert_consistent(delivered)
 
 
 def interrupted(collector: Any, timer: threading.Timer) -> None:

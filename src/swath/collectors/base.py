@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn.probabilistic import interaction_type
 from torch.utils.data import IterableDataset
 
 from swath.collectors.finite import require_finite
@@ -68,6 +70,25 @@ class Budget:
             return None
         full, rest = divmod(self.total_frames, self.frames_per_batch)
         return full + bool(rest // self.num_envs) + bool(rest % self.num_envs)
+
+
+@dataclass(frozen=True)
+class OutsideState:
+    """What the program has set and a collector sets otherwise while it collects."""
+
+    exploration_type: InteractionType | None
+    grad_enabled: bool
+    num_threads: int
+
+    @classmethod
+    def now(cls) -> OutsideState:
+        return cls(interaction_type(), torch.is_grad_enabled(), torch.get_num_threads())
+
+    def put_back(self) -> None:
+        set_interaction_type(self.exploration_type).__enter__()
+        torch.set_grad_enabled(self.grad_enabled)
+        if torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
 
 
 def positive_int(name: str, value: Any) -> int:
@@ -137,6 +158,9 @@ class BaseCollector(IterableDataset):
         """What is left of a batch that failed."""
         return None
 
+    def _give_up_episodes(self) -> None:
+        """A batch was interrupted, and may be lost: episodes with a gap must not go on."""
+
     # -- iterating -------------------------------------------------------------------------------------------------
 
     @property
@@ -187,6 +211,7 @@ class BaseCollector(IterableDataset):
         post = self._postprocessing
         started = time.perf_counter()
         raw: TensorDictBase | None = None
+        outside = OutsideState.now()
         try:
             if post.pre_collect_hook is not None:
                 post.pre_collect_hook()
@@ -201,7 +226,10 @@ class BaseCollector(IterableDataset):
         except BaseException as error:
             if self._closed and isinstance(error, (WorkerError, EnvClosed)):  # another thread has shut it down
                 raise self._is_closed() from None
+            outside.put_back()  # Ctrl-C may have come while that was being done
             self._keep_what_is_left(error, raw)
+            if not isinstance(error, Exception):
+                self._give_up_episodes()
             self._iterator = None  # its generator ends with this
             if isinstance(error, Exception):  # Ctrl-C leaves the collector open, to go on with new episodes
                 self.shutdown(timeout=1.0, raise_on_error=False)  # the error must not wait for long

@@ -323,6 +323,9 @@ class Collector(BaseCollector):
     def _salvage(self) -> TensorDictBase | None:
         return self._rollout.salvage()
 
+    def _give_up_episodes(self) -> None:
+        self._rollout.give_up()
+
     def rollout(self) -> TensorDictBase:
         """One batch that is not counted, nor postprocessed."""
         return self._collect_batch(self._budget.steps_per_batch, None)

@@ -176,6 +176,10 @@ class CentralRollout:
         self._failed = False
         self._to_reset = set(range(self.num_envs))
 
+    def give_up(self) -> None:
+        """As ``abandon``, once nothing is under way any more."""
+        self._failed = True
+
     def salvage(self) -> TensorDict | None:
         """After a step raised: the frames that were complete."""
         if not self._failed:
