@@ -709,20 +709,18 @@ def _number(name: str) -> int:
     return int(name.removeprefix("worker"))
 
 
-def random_share(steps: Sequence[int], num_envs: int, wanted: int) -> int:
-    """Of members with so many steps to deliver (the longest first), how many frames of all their steps must be random
+def random_share(frames: Sequence[int], num_envs: int, wanted: int) -> int:
+    """Of members with so many frames to deliver (the longest first), how many frames of all their steps must be random
     for ``wanted`` of those delivered to be: random frames come first, step by step.
 
-    >>> random_share([10, 10], 1, 7), random_share([10, 4], 1, 12)
-    (7, 16)
+    >>> random_share([10, 10], 1, 7), random_share([10, 4], 1, 12), random_share([20, 1], 2, 4)
+    (7, 16, 5)
     """
-    random_steps = 0
-    while random_steps < steps[0] and wanted > 0:
-        alive = sum(1 for each in steps if each > random_steps) * num_envs
-        if wanted < alive:
+    step = 0
+    while step * num_envs < frames[0] and wanted > 0:
+        delivered = sum(min(num_envs, max(0, each - step * num_envs)) for each in frames)
+        if wanted < delivered:
             break
-        longest_run = min(each for each in steps if each > random_steps) - random_steps
-        taken = min(longest_run, wanted // alive)
-        random_steps += taken
-        wanted -= taken * alive
-    return random_steps * len(steps) * num_envs + (wanted if random_steps < steps[0] else 0)
+        wanted -= delivered
+        step += 1
+    return step * len(frames) * num_envs + (wanted if step * num_envs < frames[0] else 0)

@@ -206,7 +206,7 @@ class MultiAsyncCollector(MultiCollector):
             left = None if left is None else left - frames[-1]
         steps = -(-frames[0] // each)
         wanted = min(self._random_frames_left, sum(frames))
-        random_frames = random_share([-(-count // each) for count in frames], each, wanted) if wanted else 0
+        random_frames = random_share(frames, each, wanted) if wanted else 0
         self._random_frames_left -= wanted
         block = self._pools[worker].take()
         order = self._order(block, (steps,) * layout.num_members, range(layout.num_members), random_frames)

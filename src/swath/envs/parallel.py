@@ -281,6 +281,7 @@ class ParallelStepper:
         if env_ids is not None:
             return self._step_some(t, env_ids)
         crew, operation = self._crew, self._operation
+        self._let_finish()
         for part in self._parts:
             first, stop = part.first, part.stop
             for ours, theirs in part.actions:
@@ -301,6 +302,13 @@ class ParallelStepper:
             if outcome == ENDED:
                 ended = [*(ended or ()), *self._end(part, t)]
         return ended
+
+    def _let_finish(self) -> None:
+        """A step that was interrupted (Ctrl-C) goes on: what comes of it must not be taken for the next order's."""
+        for part in self._parts:
+            if self._crew.outcomes[part.group] == BUSY:
+                self._crew.drain()
+                return
 
     def _await_all(self) -> None:
         crew = self._crew
@@ -364,6 +372,7 @@ class ParallelStepper:
             raise EnvClosed(f"{type(self._env).__name__} was closed; make a new one")
         if self._generation != self._crew.generation:
             self._bind()
+        self._let_finish()
         ahead = self._env.reset_ahead
         is_plain = not kwargs and list_of_kwargs is None
         if is_plain and ahead and (done_already := [env_id for env_id in env_ids if env_id in ahead]):
