@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
+from tensordict.nn.probabilistic import interaction_type
 
 from counting import CountingEnv
 
@@ -19,3 +21,10 @@ torch.set_num_threads(1)
 def _same_randomness_in_every_run() -> None:
     torch.manual_seed(0)
     CountingEnv.made = 0
+
+
+@pytest.fixture(autouse=True)
+def _exploration_type_is_left_as_it_was() -> Iterator[None]:
+    assert interaction_type() is None
+    yield
+    assert interaction_type() is None

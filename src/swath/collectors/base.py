@@ -15,13 +15,12 @@ from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType, set_interaction_type
-from tensordict.nn.probabilistic import interaction_type
 from torch.utils.data import IterableDataset
 
 from swath.collectors.finite import require_finite
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.errors import CollectorClosed, EnvClosed, NoLength, WorkerError
+from swath.rollout.exploration import end_scopes, open_scopes
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,16 @@ class Budget:
 class OutsideState:
     """What the program has set and a collector sets otherwise while it collects."""
 
-    exploration_type: InteractionType | None
+    scopes: tuple[Any, ...]
     grad_enabled: bool
     num_threads: int
 
     @classmethod
     def now(cls) -> OutsideState:
-        return cls(interaction_type(), torch.is_grad_enabled(), torch.get_num_threads())
+        return cls(open_scopes(), torch.is_grad_enabled(), torch.get_num_threads())
 
     def put_back(self) -> None:
-        set_interaction_type(self.exploration_type).__enter__()
+        end_scopes(except_for=self.scopes)
         torch.set_grad_enabled(self.grad_enabled)
         if torch.get_num_threads() != self.num_threads:
             torch.set_num_threads(self.num_threads)

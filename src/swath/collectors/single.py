@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import (
     casting_device,
@@ -33,6 +33,7 @@ from swath.errors import CollectorClosed
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import Stamps, batch_fields
+from swath.rollout.exploration import exploring
 from swath.rollout.layout import CPU, Field, Key
 from swath.rollout.loop import Mail, Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
@@ -312,7 +313,7 @@ class Collector(BaseCollector):
             limited_threads(self._num_threads),
             torch.inference_mode(False),  # what is delivered must be fit for training, wherever it is collected
             torch.no_grad(),
-            set_interaction_type(self.exploration_type),
+            exploring(self.exploration_type),
             self._random_stream.active(),
             self._profiler.rollout() if self._profiler else contextlib.nullcontext(),
         ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +10,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, lazy_stack
-from tensordict.nn import InteractionType, TensorDictModuleBase, set_interaction_type
-from tensordict.nn.probabilistic import interaction_type
+from tensordict.nn import InteractionType, TensorDictModuleBase
 from torch import nn
 
 from swath.errors import PolicyOutputError
 from swath.modules.inference.requests import Answer, Content
+from swath.rollout.exploration import exploring
 from swath.rollout.first_call import require_inputs
 from swath.rollout.functional import Function, is_known_stack, stack_functions
 from swath.rollout.layout import Key, as_key, nested, show
@@ -108,7 +107,7 @@ class ServedPolicy:
 
     def answer(self, contents: Sequence[Content]) -> Iterator[Answer]:
         """An answer to each, from one forward; they have one signature."""
-        with self.lock, torch.no_grad(), _choosing(contents[0].kind or self._kind):
+        with self.lock, torch.no_grad(), exploring(contents[0].kind or self._kind):
             if self._collate is not None or contents[0].tensordict is not None:
                 return self._answer_whole(contents)
             return self._answer_rows(contents)
@@ -267,22 +266,3 @@ def _copied(value: Any) -> Any:
 
 def _describe(value: Any) -> str:
     return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-
-
-@contextlib.contextmanager
-def _choosing(kind: InteractionType | None) -> Iterator[None]:
-    """In force while the policy computes.
-
-    Tensordict has one interaction type for all threads. So it is left alone where it is right already, and what
-    another thread has set meanwhile is not undone.
-    """
-    before = interaction_type()
-    if kind is before:
-        yield
-        return
-    set_interaction_type(kind).__enter__()
-    try:
-        yield
-    finally:
-        if interaction_type() is kind:
-            set_interaction_type(before).__enter__()
