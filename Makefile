@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: setup demo test test-all lint types bench docs clean help
+.PHONY: setup demo test test-all test-torchrl lint types bench docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
 	@echo "make test    set up, then lint, types and tests"
 	@echo "make test-all  as make test, with the tests that take minutes"
+	@echo "make test-torchrl  what needs TorchRL"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
@@ -38,6 +39,16 @@ types: setup
 test: setup lint types
 	$(BIN)/pytest
 
+# With TorchRL's own objects as guests, in an environment that has it.
+$(VENV)-torchrl/.installed: pyproject.toml constraints.txt
+	@test -x $(VENV)-torchrl/bin/python || $(PYTHON) -m venv $(VENV)-torchrl
+	@$(VENV)-torchrl/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
+	@$(VENV)-torchrl/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[test,classic-control,torchrl]"
+	@touch $@
+
+test-torchrl: $(VENV)-torchrl/.installed
+	$(VENV)-torchrl/bin/pytest -m torchrl
+
 # With what takes minutes: every layout in new interpreters, hundreds of kills.
 test-all: setup lint types
 	$(BIN)/pytest -m "slow or not slow"
@@ -46,5 +57,5 @@ bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
 
 clean:
-	rm -rf $(VENV) build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrl build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 import batched
+import filling
 import multi
 import parallel
 import payload
+import sampling
 import server
 import single
 import sleeping
@@ -37,6 +39,8 @@ PARTS: dict[str, Any] = {
     "payload": payload,
     "stragglers": stragglers,
     "server": server,
+    "filling": filling,
+    "sampling": sampling,
 }
 _RIVALS = list(dict.fromkeys([*single.RIVALS, *multi.RIVALS, *batched.RIVALS]))
 

@@ -15,6 +15,7 @@ SwathError
 │   ├── WorkerDied                       … it was killed, or left by itself
 │   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
 │   └── WorkerRaised                     … it raised an exception that cannot leave its process
+├── BackgroundFailed (RuntimeError)      a collector that was started has ended with an exception, its cause
 ├── WeightSyncError (RuntimeError)       weights did not reach a worker
 ├── InferenceError (RuntimeError)        an inference server could not answer
 │   ├── ServerClosed                     … it was shut down, or not started
@@ -31,6 +32,7 @@ An exception that a user's env or policy raises is not wrapped: it keeps its typ
 from __future__ import annotations
 
 __all__ = [
+    "BackgroundFailed",
     "CollectorClosed",
     "EnvBusy",
     "EnvClosed",
@@ -96,6 +98,10 @@ class PolicyOutputError(PolicyError, ValueError):
 
 class NonFiniteData(SwathError, FloatingPointError):
     """``check_finite=True`` met a NaN or an infinity."""
+
+
+class BackgroundFailed(SwathError, RuntimeError):
+    """A collector that was started has ended with an exception: its ``__cause__``."""
 
 
 class CollectorClosed(SwathError, RuntimeError):

@@ -20,7 +20,6 @@ from swath.rollout.layout import as_key
 
 #: Arguments of other collectors, or of later versions, and the values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "extend_buffer": (None, True),
     "local_init_rb": (None, True, False),
     **dict.fromkeys(
         [
@@ -70,7 +69,10 @@ def prepare_for_limit(env: EnvBase) -> None:
         env.add_truncated_keys()
 
 
-def make_assembler(trajs_per_batch: int | None, traj_format: str | None) -> TrajectoryAssembler | None:
+def make_assembler(
+    trajs_per_batch: int | None, traj_format: str | None, replay_buffer: Any = None
+) -> TrajectoryAssembler | None:
+    """Into a buffer, each episode is written by itself."""
     traj_format = "padded" if traj_format is None else traj_format
     if traj_format not in ("padded", "cat"):
         raise ValueError(f"traj_format must be 'padded' or 'cat', got {traj_format!r}")
@@ -78,7 +80,10 @@ def make_assembler(trajs_per_batch: int | None, traj_format: str | None) -> Traj
         if traj_format != "padded":
             raise ValueError("traj_format goes with trajs_per_batch")
         return None
-    return TrajectoryAssembler(positive_int("trajs_per_batch", trajs_per_batch), traj_format)  # type: ignore[arg-type]
+    count = positive_int("trajs_per_batch", trajs_per_batch)
+    if replay_buffer is not None:
+        count, traj_format = 1, "cat"
+    return TrajectoryAssembler(count, traj_format)  # type: ignore[arg-type]
 
 
 def policy_wrapper(compile_policy: Any, cudagraph_policy: Any) -> Callable[[Any], Any] | None:

@@ -6,9 +6,10 @@ save. Iterating, counting, hooks, trajectories and the end are here.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Self
@@ -17,7 +18,9 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
+from swath.collectors.background import Background, Batches
 from swath.collectors.finite import require_finite
+from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.errors import CollectorClosed, EnvClosed, NoLength, WorkerError
 from swath.rollout.exploration import end_scopes, open_scopes
@@ -130,11 +133,18 @@ class BaseCollector(IterableDataset):
         postprocessing: Postprocessing,
         assembler: TrajectoryAssembler | None,
         replay_buffer: Any = None,
+        extend_buffer: bool = True,
     ) -> None:
+        if replay_buffer is not None and not extend_buffer and (postprocessing.postproc or postprocessing.split_trajs):
+            raise TypeError("extend_buffer=False writes step by step: postproc and split_trajs need whole batches")
         self._budget = budget
         self._postprocessing = postprocessing
         self._assembler = assembler
         self.replay_buffer = replay_buffer
+        self._sink: BufferSink | ExtendSink | None = None
+        if replay_buffer is not None:
+            self._sink = make_sink(replay_buffer, self._num_envs, extend_buffer)
+        self._background: Background | None = None
         self._frames = 0
         self._iter = 0
         self._seconds = 0.0
@@ -145,9 +155,31 @@ class BaseCollector(IterableDataset):
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
+    @property
+    def _num_envs(self) -> int:
+        """All of them."""
+        return self._budget.num_envs
+
+    #: Of the batch that ``_collect`` gave: the number of its first env.
+    _first_env = 0
+
     def _collect(self) -> TensorDictBase:
         """The next batch, as the rollout makes it."""
         raise NotImplementedError
+
+    def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
+        """A batch as each env, or batch of envs, made it; for buffers that are not swath's."""
+        return [batch]
+
+    def _put(self, batch: Any, raw: TensorDictBase) -> None:
+        """Write a batch to the replay buffer."""
+        assert self._sink is not None
+        self._sink.put(batch, raw, self._first_env, self._parts(batch, raw))
+
+    def _work(self) -> Any:
+        """What ``start`` does in the background."""
+        assert self._sink is not None
+        return Batches(self._next_batch, lambda: self._complete, self._sink.may_write)
 
     def _close(self, close_env: bool) -> None:
         """Free what the collector holds; called once."""
@@ -182,8 +214,11 @@ class BaseCollector(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """Batches until ``total_frames``; then the collector closes. A ``break`` leaves it open, to go on later."""
+        self._raise_failure()
         if self._closed and not self._complete:
             raise self._is_closed()
+        if self.is_running():
+            raise RuntimeError("this collector runs in the background (start()): sample its replay buffer instead")
         return self.iterator()
 
     def _is_closed(self) -> CollectorClosed:
@@ -220,7 +255,7 @@ class BaseCollector(IterableDataset):
                 if post.post_collect_hook is not None:
                     post.post_collect_hook(batch)
                 if self.replay_buffer is not None:
-                    self.replay_buffer.extend(batch)
+                    self._put(batch, raw)
                     batch = None
         except BaseException as error:
             if self._closed and isinstance(error, (WorkerError, EnvClosed)):  # another thread has shut it down
@@ -289,6 +324,7 @@ class BaseCollector(IterableDataset):
     def stats(self) -> dict[str, Any]:
         """Where the collector stands; never blocks."""
         return {
+            "running": self.is_running(),
             "frames": self._frames,
             "batches": self._iter,
             "total_frames": self.total_frames,
@@ -298,11 +334,93 @@ class BaseCollector(IterableDataset):
             "fps": self._frames / self._seconds if self._seconds else 0.0,
         }
 
+    # -- in the background -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Collect in the background, into the replay buffer, until ``total_frames`` or ``async_shutdown()``.
+
+        What goes wrong there is raised at the next call of the collector, and by ``sample(wait=True)`` of the buffer.
+        """
+        if self._sink is None:
+            raise RuntimeError("start() needs a replay_buffer to collect into; give one to the collector")
+        self._raise_failure()
+        if self._closed:
+            raise self._is_closed()
+        if self.is_running() or self._complete:
+            return
+        background = Background(type(self).__name__, self._work())
+        self._sink.attach(background)
+        self._background = background
+        background.start()
+
+    def is_running(self) -> bool:
+        """Whether it collects in the background."""
+        background = self.__dict__.get("_background")
+        return background is not None and background.is_running()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """While this lasts, nothing is collected in the background.
+
+        The batch under way ends after the step that is being taken, and is written.
+
+        >>> from swath.collectors import Collector
+        >>> from swath.data import LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000))
+        >>> collector = Collector("CartPole-v1", frames_per_batch=50, replay_buffer=rb)
+        >>> collector.start()
+        >>> with collector.pause():
+        ...     before = rb.write_count
+        ...     assert rb.write_count == before
+        >>> collector.async_shutdown()
+        """
+        self._raise_failure()
+        background = self._background
+        if background is None:
+            raise RuntimeError("pause() is for a collector that collects in the background: call start() first")
+        background.pause()
+        try:
+            self._raise_failure()
+            yield
+        finally:
+            background.resume()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """End what runs in the background, in ``timeout`` seconds at most, and close; raise what went wrong there."""
+        background = self._background
+        if background is not None:
+            background.stop(5.0 if timeout is None else timeout)
+        self.shutdown(timeout=timeout, close_env=close_env)
+        if background is not None:
+            background.raise_failure()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """As ``pause``, where there is something to pause."""
+        self._raise_failure()
+        background = self.__dict__.get("_background")
+        with self.pause() if background is not None and background.is_busy() else contextlib.nullcontext():
+            yield
+
+    def _require_still(self, what: str) -> None:
+        """For what must not be done while another thread, or the workers, collect."""
+        self._raise_failure()
+        background = self.__dict__.get("_background")
+        if background is not None and background.is_busy():
+            raise RuntimeError(f"{what} while it collects in the background: do it within collector.pause()")
+
+    def _raise_failure(self) -> None:
+        background = self.__dict__.get("_background")
+        if background is not None and not background.is_this_thread():
+            background.raise_failure()
+
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Close; harmless when called again."""
         if self.__dict__.get("_closed", True):
             return
         self._closed = True
+        if self._background is not None:
+            self._background.stop(5.0 if timeout is None else timeout)
         try:
             self._close(close_env)
         except Exception:

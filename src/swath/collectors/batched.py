@@ -240,8 +240,21 @@ class AsyncBatchedCollector(Collector):
             _add_by_env(assembler, self._count(self._collect()))
         return batch
 
+    @property
+    def _num_envs(self) -> int:
+        return self.env.batch_size.numel()
+
+    def _put(self, batch: Any, raw: TensorDictBase) -> None:
+        index = batch.get(ENV_INDEX, None) if isinstance(batch, TensorDictBase) and batch.shape == raw.shape else None
+        if index is None or self._assembler is not None:
+            super()._put(batch, raw)
+        else:
+            assert self._sink is not None
+            self._sink.put_mixed(batch, index.reshape(-1).numpy())
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """As ``Collector.set_seed``; what was collected before it and not delivered is dropped."""
+        self._require_still("set_seed")
         self._rollout.abandon()
         return super().set_seed(seed, static_seed)
 

@@ -16,6 +16,7 @@ from swath.collectors.arguments import make_assembler, refuse_unknown
 from swath.collectors.base import BaseCollector, Budget, Postprocessing
 from swath.collectors.crew import Crew, check_counts, resolve_members, spread
 from swath.collectors.devices import DeviceLike
+from swath.collectors.free_run import FreeRun, can_run_free
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError
@@ -111,6 +112,7 @@ class MultiCollector(BaseCollector):
         set_truncated: bool = False,
         use_buffers: bool | None = None,
         replay_buffer: Any = None,
+        extend_buffer: bool = True,
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
@@ -166,7 +168,7 @@ class MultiCollector(BaseCollector):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
         if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
             raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
-        assembler = make_assembler(trajs_per_batch, traj_format)
+        assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)
         method = check_start_method(mp_start_method)
         num_workers, envs_per_worker = check_counts(num_workers, envs_per_worker)
         members = resolve_members(
@@ -184,6 +186,7 @@ class MultiCollector(BaseCollector):
         )
         self.policy = policy
         self._method: StartMethod = method
+        self._resets_each_iter = reset_at_each_iter
         self._tracked = [key for key, wanted in ((WORKER, track_worker), (ENV, track_env)) if wanted]
         self._interruptor = interruptor
         self.update_at_each_batch = update_at_each_batch
@@ -256,7 +259,7 @@ class MultiCollector(BaseCollector):
             post = Postprocessing(
                 postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
             )
-            super().__init__(budget, post, assembler, replay_buffer)
+            super().__init__(budget, post, assembler, replay_buffer, extend_buffer)
             if hasattr(postproc, "to") and self._storing is not None:
                 postproc.to(self._storing)  # type: ignore[union-attr]
             self.init_random_frames = self._random_frames_left = max(0, int(init_random_frames or 0))
@@ -284,6 +287,30 @@ class MultiCollector(BaseCollector):
     def _set_up(self, total_frames: Any) -> Budget:
         """Prepare memory for what the workers describe."""
         raise NotImplementedError
+
+    #: While workers write to a replay buffer by themselves.
+    _free_run: FreeRun | None = None
+
+    def _work(self) -> Any:
+        if self.replay_buffer is None or not can_run_free(self, self.replay_buffer):
+            return super()._work()
+        self._discard_all()
+        self._free_run = FreeRun(self, self.replay_buffer)
+        return self._free_run
+
+    @property
+    def _may_order_more(self) -> bool:
+        """Whether it makes no difference to do several batches as one."""
+        limit = getattr(self.replay_buffer, "rate_limiter", None)
+        return limit is None and not self._resets_each_iter
+
+    def _discard_all(self) -> None:
+        """What is under way for who iterates is not wanted any more."""
+        if any(self._has_work(member) for member in self._fleet.members):
+            for member in self._fleet.members:
+                self._fleet.send(member, "void", self._has_work(member), wake=True)
+            self._fleet.call("state_dict")  # when this is answered, they have stopped
+            self._discard(self._fleet.members)
 
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
@@ -356,7 +383,7 @@ class MultiCollector(BaseCollector):
         asked = self._asked_frames
         if asked is not None and asked != frames_used:
             warnings.warn(
-                f"frames_per_batch={asked} does not divide over {self._budget_envs} envs; {frames_used} will be used",
+                f"frames_per_batch={asked} does not divide over {self._num_envs} envs; {frames_used} will be used",
                 stacklevel=5,
             )
 
@@ -374,7 +401,10 @@ class MultiCollector(BaseCollector):
             seed, static = self._seeds[member.number]
             own = derived_seed(seed, member.number, member.life.number)
             self._fleet.call("set_seed", own, static, members=[member])
-        self._resume(member)
+        if self._free_run is not None:
+            self._free_run.resume(member)
+        else:
+            self._resume(member)
 
     # -- what a scheme needs ---------------------------------------------------------------------------------------
 
@@ -527,6 +557,7 @@ class MultiCollector(BaseCollector):
                 f"this collector's workers belong to process {self._fleet.owner_pid}, and this is {os.getpid()}; make "
                 "the collector in the process that iterates over it (a DataLoader: num_workers=0)"
             )
+        self._raise_failure()
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
 
@@ -538,6 +569,7 @@ class MultiCollector(BaseCollector):
     def _call_idle(self, name: str, *args: Any, members: Sequence[Member] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of workers that changes what they are in: what is under way is discarded."""
         self._require_open()
+        self._require_still(name)
         chosen = self._fleet.members if members is None else members
         for member in chosen:
             self._fleet.send(member, "void", self._has_work(member), wake=True)
@@ -575,6 +607,10 @@ class MultiCollector(BaseCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what each worker can save of itself (see ``Collector.state_dict``)."""
+        with self._held():
+            return self._state_dict()
+
+    def _state_dict(self) -> dict[str, Any]:
         self._require_open()
         state: dict[str, Any] = {f"worker{i}": own for i, own in enumerate(self._fleet.call("state_dict"))}
         state["frames"] = self._frames
@@ -610,14 +646,14 @@ class MultiCollector(BaseCollector):
         return {
             **super().stats(),
             "policy_version": self._policy_version,
-            "num_envs": self._budget_envs,
+            "num_envs": self._num_envs,
             "num_workers": self.num_workers,
             "layout": str(self._crew.layout),
             "workers": self._fleet.describe(self._seconds),
         }
 
     @property
-    def _budget_envs(self) -> int:
+    def _num_envs(self) -> int:
         return len(self._crew.members) * self._description.env_size.numel()
 
     def getattr_env(self, name: str) -> Any:
@@ -672,10 +708,6 @@ class MultiCollector(BaseCollector):
             raise RuntimeError("close_env=False: envs in worker processes end with them")
         self._shutdown_timeout = timeout
         super().shutdown(timeout, close_env, raise_on_error)
-
-    def async_shutdown(self, timeout: float | None = None) -> None:
-        """As ``shutdown``."""
-        self.shutdown(timeout)
 
     def _close(self, close_env: bool) -> None:
         for scheme in self._schemes.values():

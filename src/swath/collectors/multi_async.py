@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from swath.collectors.base import Budget
+from swath.collectors.base import BaseCollector, Budget
 from swath.collectors.multi import WORKER, MultiCollector, random_share
 from swath.collectors.multi_sync import mark_broken
 from swath.errors import NoLength
@@ -43,6 +43,8 @@ class _Piece:
     """A batch that waits to be delivered: one member's part of a block."""
 
     worker: int
+    #: The number of its first env.
+    first_env: int
     leaves: dict[Key, torch.Tensor]
     lead: Sequence[int]
     versions: list[tuple[int, int]]
@@ -114,9 +116,12 @@ class MultiAsyncCollector(MultiCollector):
             raise NoLength("with several frames_per_batch the number of batches depends on which worker is faster")
         return super().__len__()
 
-    def state_dict(self) -> dict[str, Any]:
+    def _work(self) -> Any:
+        return super()._work() if self._max_lag is None else BaseCollector._work(self)
+
+    def _state_dict(self) -> dict[str, Any]:
         """As of what was delivered: what is under way is not in it, and its random frames are still due."""
-        state = super().state_dict()
+        state = super()._state_dict()
         under_way = [each.random_frames for pending in self._pending for each in pending.values()]
         state["random_frames_left"] += sum(under_way) + sum(piece.random_frames for piece in self._pieces)
         return state
@@ -283,7 +288,9 @@ class MultiAsyncCollector(MultiCollector):
             pending.random_frames -= min(undone, pending.random_frames)
             self._random_frames_left += undone
         random_left = pending.random_frames
+        first = self._crew.layout.members[worker].start * each
         for index, frames in enumerate(pending.frames):
+            env = first + index * each
             lane_steps = ready.steps[0] if len(ready.steps) == 1 else ready.steps[index]
             frames = min(frames, (lane_steps + order.first_step) * each)
             own = {key: leaf[index * each : (index + 1) * each] for key, leaf in leaves.items()}
@@ -292,10 +299,10 @@ class MultiAsyncCollector(MultiCollector):
             random_left -= random_frames
             if steps:
                 cut = own if steps == order.steps[0] else {k: leaf[:, :steps].contiguous() for k, leaf in own.items()}
-                pieces.append(_Piece(worker, cut, layout.env_size, ready.versions, steps * each, random_frames))
+                pieces.append(_Piece(worker, env, cut, layout.env_size, ready.versions, steps * each, random_frames))
             if rest:
                 last = {key: leaf[:rest, steps : steps + 1].contiguous() for key, leaf in own.items()}
-                pieces.append(_Piece(worker, last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
+                pieces.append(_Piece(worker, env, last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
         return pieces
 
     def _salvage(self) -> TensorDictBase | None:
@@ -335,6 +342,7 @@ class MultiAsyncCollector(MultiCollector):
                 leaves = {key: leaf[:, first:].contiguous() for key, leaf in leaves.items()}
         self._updates_per_batch = max(self._updates_per_batch, updates)
         self._version_at_delivery = self._policy_version
+        self._first_env = piece.first_env
         return self._as_batch(leaves, piece.lead)
 
 

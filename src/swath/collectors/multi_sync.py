@@ -102,6 +102,13 @@ class MultiSyncCollector(MultiCollector):
             raise ValueError(f"cat_results={self._cat}: envs of batch size {tuple(env_size)} can be joined in 0 or -1")
         return False
 
+    def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
+        """Each env's own, where they are stacked."""
+        stacked = self._cat == "stack" and raw.shape[:1] == (len(self._crew.members),)
+        if self._assembler is not None or not stacked or getattr(batch, "shape", None) != raw.shape:
+            return [batch]
+        return list(batch.unbind(0))
+
     def __len__(self) -> int:
         if self._threshold < 1:
             raise NoLength("with a preemptive_threshold the number of batches depends on which workers are late")

@@ -70,7 +70,9 @@ class Collector(BaseCollector):
         check_finite: raise on NaN and infinity.
         pre_collect_hook, post_collect_hook: called before a batch, and with it.
         weight_updater: the older way to say how weights get into the policy.
-        replay_buffer: its ``extend`` gets every batch; iteration then yields None.
+        replay_buffer: where frames go, of ``swath.data`` or of TorchRL; iteration then yields None, and ``start()``
+            collects in the background.
+        extend_buffer: False calls a TorchRL buffer's ``add`` for every step.
         worker_idx, traj_pool, mail: for a collector inside of a worker: its number, where trajectory ids come from,
             and how its owner reaches it.
 
@@ -108,6 +110,7 @@ class Collector(BaseCollector):
         set_truncated: bool = False,
         use_buffers: bool | None = None,
         replay_buffer: Any = None,
+        extend_buffer: bool = True,
         weight_updater: Any = None,
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
@@ -164,11 +167,12 @@ class Collector(BaseCollector):
                 Postprocessing(
                     postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
                 ),
-                make_assembler(trajs_per_batch, traj_format),
+                make_assembler(trajs_per_batch, traj_format, replay_buffer),
                 max_frames_per_traj if is_limit(max_frames_per_traj) else None,
                 bool(trust_policy),
                 policy_wrapper(compile_policy, cudagraph_policy),
                 replay_buffer,
+                extend_buffer,
             )
         except BaseException:
             if env is not create_env_fn:
@@ -201,6 +205,7 @@ class Collector(BaseCollector):
         trust_policy: bool,
         wrap: Callable[[Any], Any] | None,
         replay_buffer: Any,
+        extend_buffer: bool,
     ) -> None:
         if devices.env is not None and env.device != devices.env:
             env = env.to(devices.env)
@@ -219,7 +224,7 @@ class Collector(BaseCollector):
         self._random_stream = RandomStream(devices.policy)
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
-        super().__init__(budget, postprocessing, assembler, replay_buffer)
+        super().__init__(budget, postprocessing, assembler, replay_buffer, extend_buffer)
         if assembler is not None:
             assembler.fragments = self._rollout.boundaries.fragments
         if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
@@ -265,6 +270,11 @@ class Collector(BaseCollector):
         )
         rollout.start_from(first_row)
         return rollout
+
+    def _work(self) -> Any:
+        work = super()._work()
+        work.mail = self._rollout.mail
+        return work
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
@@ -329,10 +339,12 @@ class Collector(BaseCollector):
 
     def rollout(self) -> TensorDictBase:
         """One batch that is not counted, nor postprocessed."""
+        self._require_still("rollout")
         return self._collect_batch(self._budget.steps_per_batch, None)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""
+        self._require_still("reset")
         env_ids = None
         if index is not None:
             num_envs = self._rollout.num_envs
@@ -355,6 +367,7 @@ class Collector(BaseCollector):
 
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
+        self._require_still("set_seed")
         self._random_stream.seed(int(seed))
         following = self.env.set_seed(seed, static_seed)
         self._restart()
@@ -383,18 +396,19 @@ class Collector(BaseCollector):
         if worker_ids not in (None, 0, [0]):
             raise ValueError(f"a Collector has one worker, 0; there is no worker {worker_ids}")
         source = choose_source(policy_or_weights, weights, policy, weights_dict, model_id)
-        if self._updater is not None:
-            self._updater.push_weights(source)
-            return
-        if source is None:
-            source = self._given_policy
-            # The user's own object collects: what was trained is in it already.
-            if source is self.policy or not isinstance(source, torch.nn.Module):
-                self._policy_version += 1
+        with self._held():  # a policy that computes has all of the old ones or all of the new
+            if self._updater is not None:
+                self._updater.push_weights(source)
                 return
-        if source is not self.policy:
-            apply_weights(self.policy, source)
-        self._policy_version += 1
+            if source is None:
+                source = self._given_policy
+                # The user's own object collects: what was trained is in it already.
+                if source is self.policy or not isinstance(source, torch.nn.Module):
+                    self._policy_version += 1
+                    return
+            if source is not self.policy:
+                apply_weights(self.policy, source)
+            self._policy_version += 1
 
     def send_weights(self, weights: Any, worker_ids: Any = None) -> None:
         """Weights of the policy, for updaters."""
@@ -416,6 +430,10 @@ class Collector(BaseCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, trajectory ids, random state, the policy's weights, and what the env can save of itself."""
+        with self._held():
+            return self._state_dict()
+
+    def _state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "env_state_dict": self.env.state_dict(),
             "frames": self._frames,
@@ -434,6 +452,7 @@ class Collector(BaseCollector):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken; with new episodes, since envs cannot be put into the middle of one."""
+        self._require_still("load_state_dict")
         if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
         elif strict and ("policy_state_dict" in state_dict) != isinstance(self.policy, torch.nn.Module):

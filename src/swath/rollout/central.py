@@ -22,6 +22,7 @@ from swath.rollout.delivery import Stamps, batch_fields, strip_parts
 from swath.rollout.flat_batch import FlatBatch
 from swath.rollout.lane import Lane
 from swath.rollout.layout import CPU, Field, Key, Layout
+from swath.rollout.loop import NoMail
 from swath.rollout.plan import BoundPolicy, PolicyPlan
 from swath.rollout.strip import MAX_BYTES, Column, Strip
 from swath.workers.env_crew import EnvCrew
@@ -102,6 +103,8 @@ class CentralRollout:
         #: Frames that lanes have taken and that are in no batch yet.
         self._undelivered = 0
         self.random_frames_left = 0
+        #: Another thread may ask to end the batch.
+        self.mail = NoMail()
         #: Forwards, and the rows in them.
         self.num_forwards = 0
         self.num_forward_rows = 0
@@ -134,7 +137,7 @@ class CentralRollout:
         if self._to_reset:
             self._reset()
         self._act()
-        while self._missing > 0 and not (stop is not None and stop()):
+        while self._missing > 0 and not (self.mail.stop_requested or (stop is not None and stop())):
             self._take_ready()
             if self._missing > 0 or self.goes_on:
                 self._act()

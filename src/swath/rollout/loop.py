@@ -48,16 +48,24 @@ class Mail(Protocol):
 
 
 class NoMail:
-    """Nobody writes to a rollout in the caller's own process."""
-
-    waiting = b"\0"
-    stop_requested = False
+    """Of a rollout in the caller's own process: only another thread may ask it to end its batch."""
 
     def __init__(self) -> None:
+        self.waiting = bytearray(1)
+        self.stop_requested = False
         self.beat = [0]
         self.policy_version = 0
 
-    def read(self) -> None: ...
+    def ask_to_stop(self) -> None:
+        self.stop_requested = True
+        self.waiting[0] = 1
+
+    def go_on(self) -> None:
+        self.stop_requested = False
+        self.waiting[0] = 0
+
+    def read(self) -> None:
+        self.waiting[0] = 0
 
     def commit(self, num_steps: int) -> None: ...
 
@@ -133,7 +141,7 @@ class Rollout:
         self._reset_kwargs: dict[str, Any] = {}
         #: How many frames still get random actions.
         self.random_frames_left = 0
-        self._mail: Mail = NoMail() if mail is None else mail
+        self.mail: Mail = NoMail() if mail is None else mail
         self.timing: StepTiming | None = None if mail is None else StepTiming()
         #: (step, version): from which step of the last batch on which version of the weights acted.
         self.versions: list[tuple[int, int]] = []
@@ -210,7 +218,7 @@ class Rollout:
         ``stop`` is asked after every step, and ends the batch early. ``num_envs`` delivers the first envs only.
         If a step raises, ``salvage()`` gives what came before.
         """
-        self._mail.policy_version = policy_version
+        self.mail.policy_version = policy_version
         self._batch.open(num_steps, reuse_memory)
         self._fill(stop)
         return self._batch.close(num_envs)
@@ -222,7 +230,7 @@ class Rollout:
         return self._batch.finish()
 
     def _fill(self, stop: Callable[[], bool] | None) -> None:
-        batch, mail = self._batch, self._mail
+        batch, mail = self._batch, self.mail
         if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
             self.abandon()
         self.begin()
@@ -245,7 +253,7 @@ class Rollout:
         self._unfinished = False
 
     def _read_mail(self) -> None:
-        mail = self._mail
+        mail = self.mail
         mail.read()
         if self.versions[-1][1] != mail.policy_version:
             self.versions.append((self._batch.num_taken, mail.policy_version))
@@ -308,7 +316,7 @@ class Rollout:
     def _run(self, act: Callable[[int], None], start: int, end: int) -> bool:
         """The loop."""
         step, cross = self._step, self.boundaries.cross
-        waiting, beat = self._mail.waiting, self._mail.beat
+        waiting, beat = self.mail.waiting, self.mail.beat
         t, done = start, self._batch.num_taken + 1
         try:
             for t in range(start, end):
@@ -339,7 +347,7 @@ class Rollout:
             policy_s, started = timing.policy_s, perf_counter()
             self._run(timing.timed(act), chosen, chosen + 1)
             timing.env_s += perf_counter() - started - (timing.policy_s - policy_s)
-            if not self._mail.waiting[0]:
+            if not self.mail.waiting[0]:
                 self._run(act, chosen + 1, length)
         return False
 

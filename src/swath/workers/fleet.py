@@ -235,6 +235,10 @@ class Fleet:
                 member.channel.send_descriptor(block.memory.descriptor, "map", block.number, layout)
             block.known_to.add(key)
 
+    def send_descriptor(self, member: Member, descriptor: int, *announcement: Any) -> None:
+        with contextlib.suppress(OSError):
+            member.channel.send_descriptor(descriptor, *announcement)
+
     def call(self, name: str, *args: Any, members: Iterable[Member] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of workers (all by default), at the same time; what they returned."""
         chosen = self.members if members is None else list(members)
@@ -243,7 +247,8 @@ class Fleet:
         for member in chosen:
             life = member.life
             while asked[member.number] not in member.replies:
-                self.wait([member])
+                # Another thread may take its answer out of the pipe: looked at again after a moment.
+                self.wait([member], _SECONDS_BETWEEN_LOOKS)
                 if member.life != life:  # it was started again meanwhile
                     life = member.life
                     asked[member.number] = self._ask(member, name, args, kwargs)

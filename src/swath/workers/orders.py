@@ -137,6 +137,12 @@ class Order(NamedTuple):
     #: Steps before this one are there already.
     first_step: int
     random_frames: int
+    #: For the replay buffer: how many of this worker's envs write (None: all).
+    num_rows: int | None = None
+
+
+#: Instead of a block's number: write to the replay buffer.
+INTO_BUFFER = -1
 
 
 class Ready(NamedTuple):

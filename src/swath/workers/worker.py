@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from swath.collectors.single import Collector
+from swath.data.memory import FrameLayout, FrameMemory
+from swath.data.storages import write_rows
 from swath.envs.base import EnvBase
 from swath.envs.serial import SerialEnv
 from swath.rollout.boundaries import TrajectoryIds
@@ -27,7 +29,7 @@ from swath.workers.blocks import BlockLayout
 from swath.workers.board import Page
 from swath.workers.channel import Channel, pack
 from swath.workers.memory import map_descriptor
-from swath.workers.orders import Blueprint, Description, Life, Order, Ready
+from swath.workers.orders import INTO_BUFFER, Blueprint, Description, Life, Order, Ready
 from swath.workers.seeding import derived_seed, seed_process
 
 
@@ -87,6 +89,8 @@ class Worker:
         self._receivers: Mapping[str, Any] = {}
         self._blocks: dict[int, tuple[torch.Tensor, BlockLayout]] = {}
         self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
+        #: The replay buffer's memory, and which of its tracks is the first of this worker's.
+        self._buffer: tuple[FrameMemory, int] | None = None
         self.leaving = False
         self.lanes: list[Lane] = []
         self._made: list[EnvBase] = []
@@ -205,6 +209,12 @@ class Worker:
         self._blocks[number] = map_descriptor(descriptor, layout.num_bytes), layout
         os.close(descriptor)
 
+    def _on_buffer(self, layout: FrameLayout, first_track: int, scratch: BlockLayout) -> None:
+        """Batches are collected into ``scratch``, and from there written to the replay buffer."""
+        self._buffer = FrameMemory.of_descriptor(layout, self._channel.receive_descriptor()), first_track
+        self._blocks[INTO_BUFFER] = torch.empty(scratch.num_bytes, dtype=torch.uint8), scratch
+        self._views.clear()
+
     def _on_forget(self, numbers: list[int]) -> None:
         for number in numbers:
             self._blocks.pop(number, None)
@@ -258,6 +268,8 @@ class Worker:
             now = time.monotonic()
             page.write(busy_since=0.0)
             page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
+        if order.block == INTO_BUFFER:
+            self._write(order, steps)
         versions, fragments = self._after(order, steps)
         self._channel.send("ready", *Ready(order.number, steps, versions, fragments))
 
@@ -280,6 +292,18 @@ class Worker:
             parts.append((lane, part, order.steps[start] - order.first_step, random_frames))
             first_row += lane.num_envs
         return parts
+
+    def _write(self, order: Order, steps: list[int]) -> None:
+        """What was collected becomes part of the replay buffer."""
+        assert self._buffer is not None
+        memory, first_track = self._buffer
+        rows_left = sum(lane.num_envs for lane in self.lanes) if order.num_rows is None else order.num_rows
+        row = 0
+        for (lane, part, _, _), taken in zip(self._parts(order), steps, strict=True):
+            rows = min(lane.num_envs, rows_left)
+            if taken and rows:
+                write_rows(memory, {key: leaf[:rows, :taken] for key, leaf in part.items()}, first_track + row)
+            row, rows_left = row + lane.num_envs, rows_left - rows
 
     def _after(self, order: Order, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""

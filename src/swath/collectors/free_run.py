@@ -1,0 +1,238 @@
+"""Workers that write to a replay buffer by themselves; their owner only gives orders, and watches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swath.data.replay_buffer import ReplayBuffer
+from swath.data.storages import TensorStorage, mark_ends
+from swath.rollout.layout import Field
+from swath.workers.blocks import BlockLayout
+from swath.workers.fleet import Member
+from swath.workers.orders import INTO_BUFFER, Order, Ready
+
+if TYPE_CHECKING:
+    from swath.collectors.multi import MultiCollector
+
+_ORDERS_PER_WORKER = 2
+#: An order is so many steps at least: it costs its owner some 100 µs.
+_STEPS_PER_ORDER = 64
+_SECONDS_BETWEEN_LOOKS = 0.1
+#: While the learner is behind, which nobody tells.
+_SECONDS_TO_HOLD = 0.002
+
+
+@dataclass
+class _Pending:
+    order: Order
+    frames: int
+    #: How many of them are random.
+    random_frames: int
+
+
+class FreeRun:
+    """``background.Work``: every env of a multi-process collector has a track of the buffer, which its worker writes.
+
+    Orders are frames, not batches: whoever is fast gets more of them. A worker has two at a time, so that it never
+    waits for its owner.
+    """
+
+    writes_elsewhere = True
+
+    def __init__(self, collector: MultiCollector, buffer: ReplayBuffer) -> None:
+        self._collector = collector
+        self._fleet = collector._fleet
+        self._buffer = buffer
+        size = collector._description.env_size
+        self._each = size.numel()
+        self._tracks = [range(m.start * self._each, m.stop * self._each) for m in collector._crew.layout.members]
+        self._pending: list[dict[int, _Pending]] = [{} for _ in self._tracks]
+        self._is_hurried = False
+        self._layouts = []
+        for worker, tracks in enumerate(self._tracks):
+            frames = collector._crew.of_worker(worker)[0].frames
+            steps = -(-frames // self._each)
+            if collector._may_order_more:
+                steps = max(steps, _STEPS_PER_ORDER)
+            count = len(tracks) // self._each
+            self._layouts.append(BlockLayout(collector._description.fields, size, (steps,) * count))
+        self._memory = _lay_out(buffer, collector)
+        #: Frames of each worker's tracks that were counted.
+        self._counted = [self._committed(worker) for worker in range(len(self._tracks))]
+        for member in self._fleet.members:
+            self._map(member)
+
+    def _committed(self, worker: int) -> int:
+        tracks = self._tracks[worker]
+        return int(self._memory.tracks.committed[tracks.start : tracks.stop].sum())
+
+    def _map(self, member: Member) -> None:
+        worker, memory = member.number, self._memory
+        assert memory.descriptor is not None
+        self._fleet.send_descriptor(
+            member, memory.descriptor, "buffer", memory.layout, self._tracks[worker].start, self._layouts[worker]
+        )
+
+    # -- background.Work -------------------------------------------------------------------------------------------
+
+    def may_go_on(self) -> bool:
+        return True
+
+    def do_some(self) -> bool:
+        collector = self._collector
+        started = time.perf_counter()
+        try:
+            return self._attend()
+        finally:
+            collector._seconds += time.perf_counter() - started
+
+    def _attend(self) -> bool:
+        collector = self._collector
+        while True:
+            with collector.lock:
+                self._take_arrived()
+                collector._warn_if_waiting()
+                holds = not self._give_orders()
+                if not any(self._pending) and (self._is_hurried or collector._complete):
+                    return not collector._complete
+            self._fleet.wait(timeout_s=_SECONDS_TO_HOLD if holds else _SECONDS_BETWEEN_LOOKS)
+            if not self._is_hurried:  # else this is over when all workers are still
+                return True
+
+    def is_still(self) -> bool:
+        return not any(self._pending)
+
+    def hurry(self) -> None:
+        with self._collector.lock:
+            if self._is_hurried:
+                return
+            self._is_hurried = True
+            for worker, pending in enumerate(self._pending):
+                for number in pending:
+                    self._fleet.send(self._fleet.members[worker], "stop", number, wake=True)
+
+    def go_on(self) -> None:
+        self._is_hurried = False
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def _give_orders(self) -> bool:
+        """False where the learner is behind."""
+        if self._is_hurried:
+            return True
+        if not self._buffer.may_write():
+            return False
+        for rank in range(_ORDERS_PER_WORKER):
+            for member in self._fleet.members:
+                if len(self._pending[member.number]) == rank:
+                    left = self._frames_to_order
+                    if left is not None and left <= 0:
+                        return True
+                    self._give_order(member, left)
+        return True
+
+    @property
+    def _frames_to_order(self) -> int | None:
+        total = self._collector._budget.total_frames
+        if total is None:
+            return None
+        under_way = sum(each.frames for pending in self._pending for each in pending.values())
+        return total - self._collector._frames - under_way
+
+    def _give_order(self, member: Member, left: int | None) -> None:
+        collector, layout = self._collector, self._layouts[member.number]
+        steps, num_rows = layout.steps[0], None
+        if left is not None and left < steps * layout.num_envs:
+            steps = left // layout.num_envs
+            if not steps:
+                steps, num_rows = 1, left
+        frames = steps * layout.num_envs if num_rows is None else num_rows
+        random_frames = min(collector._random_frames_left, frames)
+        collector._random_frames_left -= random_frames
+        collector._num_orders += 1
+        count = layout.num_members
+        order = Order(collector._num_orders, INTO_BUFFER, (steps,) * count, range(count), 0, random_frames, num_rows)
+        self._pending[member.number][order.number] = _Pending(order, frames, random_frames)
+        self._fleet.send(member, "collect", tuple(order))
+
+    def _take_arrived(self) -> None:
+        while self._fleet.arrived:
+            member, ready = self._fleet.arrived.popleft()
+            pending = self._pending[member.number].pop(ready.number, None)
+            if pending is not None:
+                self._count(member.number, pending, self._frames_of(member.number, pending, ready))
+
+    def _frames_of(self, worker: int, pending: _Pending, ready: Ready) -> int:
+        if pending.order.num_rows is not None:
+            return pending.order.num_rows if any(ready.steps) else 0
+        rows = self._layouts[worker].num_envs // len(ready.steps)
+        return sum(ready.steps) * rows
+
+    def _count(self, worker: int, pending: _Pending, frames: int) -> None:
+        collector = self._collector
+        collector._frames += frames
+        collector._iter += 1
+        self._counted[worker] += frames
+        if frames < pending.frames:  # it was stopped: the rest is still due
+            collector._random_frames_left += max(0, pending.random_frames - frames)
+
+    def resume(self, member: Member) -> None:
+        """A worker was started again: what its predecessor committed counts, and what it had not begun is ordered."""
+        worker = member.number
+        pending = self._pending[worker]
+        unreported = self._committed(worker) - self._counted[worker]
+        if unreported and pending:
+            self._count(worker, pending.pop(min(pending)), unreported)
+        mark_ends(self._memory, self._tracks[worker])
+        for each in pending.values():
+            self._collector._random_frames_left += each.random_frames
+        pending.clear()
+        self._map(member)
+
+
+def _lay_out(buffer: ReplayBuffer, collector: MultiCollector) -> Any:
+    """The buffer's memory, shared, with a track for each env."""
+    from swath.collectors.multi import WORKER
+
+    description, num_tracks = collector._description, collector._num_envs
+    constant = tuple(Field(key, torch.Size(), torch.int64) for key in collector._tracked)
+    fields = tuple(Field(f.key, f.shape, f.dtype) for f in description.fields) + constant
+    storage = buffer.storage
+    assert isinstance(storage, TensorStorage)
+    buffer.share_tracks(fields, num_tracks)
+    memory = storage.laid_out()
+    each = description.env_size.numel()
+    for key in collector._tracked:  # the same for all of a track
+        for track in range(num_tracks):
+            number = collector._crew.layout.worker_of(track // each) if key == WORKER else track
+            memory.rows[key][track] = number
+    return memory
+
+
+def can_run_free(collector: MultiCollector, buffer: Any) -> bool:
+    """Whether workers can write by themselves: to a buffer that processes can share, what they collect as it is."""
+    post = collector._postprocessing
+    as_it_is = not (
+        post.postproc
+        or post.split_trajs
+        or post.set_truncated
+        or post.check_finite
+        or post.pre_collect_hook
+        or post.post_collect_hook
+        or collector._assembler
+        or collector._interruptor
+        or collector.update_at_each_batch
+    )
+    storing = collector._storing
+    return (
+        as_it_is
+        and isinstance(buffer, ReplayBuffer)
+        and isinstance(buffer.storage, TensorStorage)
+        and buffer.storage.can_be_shared
+        and buffer.writer.appends
+        and (storing is None or storing.type == "cpu")
+    )

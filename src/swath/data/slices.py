@@ -1,0 +1,250 @@
+"""SliceSampler: stretches of trajectories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from swath.data.samplers import Sampler
+from swath.data.tracks import Window
+from swath.rollout.delivery import TRAJ_IDS
+from swath.rollout.layout import Key, as_key, show
+
+_FIRST_ROOM = 1024
+
+
+class TrajectoryTable:
+    """Which stretches of which tracks are one trajectory each; kept up to date by looking at new frames only.
+
+    A trajectory ends where its id changes, or where a frame is marked as an end; never in another track.
+    """
+
+    def __init__(self, num_tracks: int) -> None:
+        #: Rows: track, first position, position behind the last.
+        self._rows = np.zeros((3, _FIRST_ROOM), dtype=np.int64)
+        self._count = 0
+        #: Of each track: up to which position it is in here, which row may go on, and that one's id.
+        self._synced = np.zeros(num_tracks, dtype=np.int64)
+        self._open = np.full(num_tracks, -1)
+        self._ids: list[Any] = [None] * num_tracks
+
+    def is_of_the_past(self, window: Window) -> bool:
+        return len(window.end) != len(self._synced) or bool((window.end < self._synced).any())
+
+    def sync(self, window: Window, ids: np.ndarray | None, ends: np.ndarray | None) -> bool:
+        """Take in what was written since the last time; whether there was something."""
+        behind = (window.end > self._synced).nonzero()[0].tolist()
+        for track in behind:
+            self._add(track, window, ids, ends)
+        if self._count > 2 * _FIRST_ROOM:
+            self._forget(window)
+        return bool(behind)
+
+    def _add(self, track: int, window: Window, ids: np.ndarray | None, ends: np.ndarray | None) -> None:
+        start, stop = int(self._synced[track]), int(window.end[track])
+        if start < window.first[track]:  # frames were overwritten that were never seen here
+            start = int(window.first[track])
+            self._open[track] = -1
+        slots = track * window.length + np.arange(start, stop) % window.length
+        # ``begins[i]``: a new trajectory at ``start + i``.
+        begins = np.zeros(len(slots), dtype=bool)
+        if ids is not None:
+            own = ids[slots]
+            begins[1:] = own[1:] != own[:-1]
+            begins[0] = self._open[track] == -1 or own[0] != self._ids[track]
+            self._ids[track] = own[-1]
+        else:
+            begins[0] = self._open[track] == -1
+        is_over = False
+        if ends is not None:
+            over = ends[slots]
+            begins[1:] |= over[:-1]
+            is_over = bool(over[-1])
+        firsts = start + begins.nonzero()[0]
+        if self._open[track] != -1:
+            self._rows[2, self._open[track]] = firsts[0] if len(firsts) else stop
+        if len(firsts):
+            self._append(track, firsts, np.append(firsts[1:], stop))
+            self._open[track] = self._count - 1
+        if is_over:
+            self._open[track] = -1
+        self._synced[track] = stop
+
+    def _append(self, track: int, firsts: np.ndarray, stops: np.ndarray) -> None:
+        count = self._count + len(firsts)
+        if count > self._rows.shape[1]:
+            grown = np.zeros((3, 2 * count), dtype=np.int64)
+            grown[:, : self._count] = self._rows[:, : self._count]
+            self._rows = grown
+        self._rows[:, self._count : count] = np.stack([np.full(len(firsts), track), firsts, stops])
+        self._count = count
+
+    def _forget(self, window: Window) -> None:
+        """Leave out what was overwritten, once it is half of all."""
+        tracks, _, stops = self._rows[:, : self._count]
+        alive = stops > window.first[tracks]
+        if 2 * alive.sum() > self._count:
+            return
+        numbers = np.cumsum(alive) - 1
+        going_on = self._open >= 0
+        self._open[going_on] = np.where(alive[self._open[going_on]], numbers[self._open[going_on]], -1)
+        kept = self._rows[:, : self._count][:, alive]
+        self._count = kept.shape[1]
+        self._rows[:, : self._count] = kept
+
+    def readable(self, window: Window, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Track, first and stop of all trajectories of which so many frames can be read."""
+        tracks, firsts, stops = self._rows[:, : self._count]
+        firsts = np.maximum(firsts, window.first[tracks])
+        stops = np.minimum(stops, window.end[tracks])
+        chosen = stops - firsts >= at_least
+        return tracks[chosen], firsts[chosen], stops[chosen]
+
+
+class SliceSampler(Sampler):
+    """Draws a trajectory uniformly, then a stretch of it; ``[num_slices * slice_len]`` in a row.
+
+    No slice has frames of two trajectories. The last frame of each is marked ``truncated`` and ``done`` in the sample;
+    ``is_init``, where it is stored, is True in the first.
+
+    Args:
+        num_slices, slice_len: one of them; the other follows from the batch size.
+        traj_key: the key that tells trajectories apart; by default ``("collector", "traj_ids")``, if it is there.
+        end_key: the key that says where they end.
+        strict_length: False takes trajectories that are shorter than a slice, as a whole.
+    """
+
+    is_rowwise = False
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Any = None,
+        traj_key: Any = None,
+        ends: Any = None,
+        trajectories: Any = None,
+        cache_values: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | tuple[bool | int, bool | int] = False,
+        use_gpu: bool = False,
+    ) -> None:
+        if (num_slices is None) == (slice_len is None):
+            raise TypeError("SliceSampler needs num_slices or slice_len" + (", not both" if num_slices else ""))
+        if ends is not None or trajectories is not None:
+            raise TypeError("ends= and trajectories= are not needed: trajectories are found in what is stored")
+        if span:
+            raise ValueError("span=True is not supported: a slice lies within its trajectory")
+        self.num_slices, self.slice_len = num_slices, slice_len
+        for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.end_key: Key = as_key(end_key or ("next", "done"))
+        self.traj_key: Key | None = None if traj_key is None else as_key(traj_key)
+        self._given_end = end_key is not None
+        self.truncated_key: Key | None = None if truncated_key is None else as_key(truncated_key)
+        self.strict_length = strict_length
+        self.empty()
+
+    def empty(self) -> None:
+        self._table: TrajectoryTable | None = None
+        self._edits = np.zeros(0, dtype=np.int64)
+        self._found: tuple[Any, ...] | None = None
+
+    def _shape(self, batch_size: int) -> tuple[int, int]:
+        known = self.num_slices or self.slice_len
+        assert known is not None
+        other, rest = divmod(batch_size, known)
+        if rest or not other:
+            name = "num_slices" if self.num_slices else "slice_len"
+            raise RuntimeError(f"a batch of {batch_size} frames is not a multiple of {name}={known}")
+        return (known, other) if self.num_slices else (other, known)
+
+    def _columns(self, storage: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Trajectory ids and ends, by slot."""
+        leaves = getattr(storage, "leaves", None)
+        if leaves is None:
+            raise TypeError(f"SliceSampler needs a tensor storage, not {type(storage).__name__}")
+        key = self.traj_key
+        if key is None and not self._given_end:
+            key = next((known for known in (TRAJ_IDS, ("episode",)) if known in leaves), None)
+        if self.traj_key is not None and self.traj_key not in leaves:
+            raise KeyError(f"SliceSampler: there is no {show(self.traj_key)} in the buffer")
+        ids = None if key is None else leaves[key].reshape(len(leaves[key]), -1)[:, 0].cpu().numpy()
+        ends = leaves.get(self.end_key)
+        if ids is None and ends is None:
+            raise KeyError(
+                f"SliceSampler finds no trajectories: there is neither {show(TRAJ_IDS)} nor {show(self.end_key)} in "
+                "the buffer; give traj_key or end_key"
+            )
+        return ids, None if ends is None else ends.reshape(len(ends), -1)[:, 0].cpu().numpy()
+
+    def _trajectories(self, storage: Any, window: Window, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        table = self._table
+        if table is None or table.is_of_the_past(window) or not np.array_equal(self._edits, window.edits):
+            self._table = table = TrajectoryTable(len(window.end))
+            self._edits, self._found = window.edits, None
+        moved = table.sync(window, *self._columns(storage))
+        key = at_least, window.first.tobytes()
+        if moved or self._found is None or self._found[0] != key:
+            self._found = key, table.readable(window, at_least)
+        return self._found[1]
+
+    def can_sample(self, storage: Any, window: Window, batch_size: int) -> bool:
+        if not window.total:
+            return False
+        _, slice_len = self._shape(batch_size)
+        return len(self._trajectories(storage, window, slice_len if self.strict_length else 1)[0]) > 0
+
+    def sample(
+        self, storage: Any, window: Window, batch_size: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, dict[Any, Any]]:
+        num_slices, slice_len = self._shape(batch_size)
+        tracks, firsts, stops = self._trajectories(storage, window, slice_len if self.strict_length else 1)
+        if not len(tracks):
+            raise RuntimeError(
+                f"no trajectory in the buffer has {slice_len} frames; lower slice_len, or give strict_length=False"
+            )
+        chosen = rng.integers(len(tracks), size=num_slices)
+        lengths = np.minimum(stops[chosen] - firsts[chosen], slice_len)
+        spare = stops[chosen] - firsts[chosen] - lengths
+        starts = firsts[chosen] + rng.integers(spare + 1)
+        if (lengths == slice_len).all():
+            positions = (starts[:, None] + np.arange(slice_len)).reshape(-1)
+            of_slice = np.repeat(tracks[chosen], slice_len)
+            last = np.arange(1, num_slices + 1) * slice_len - 1
+        else:
+            behind = np.cumsum(lengths)
+            positions = np.arange(behind[-1]) + np.repeat(starts - (behind - lengths), lengths)
+            of_slice = np.repeat(tracks[chosen], lengths)
+            last = behind - 1
+        slots = of_slice * window.length + positions % window.length
+        return slots, {_Marks: _Marks(last, np.append(0, last[:-1] + 1), self.truncated_key)}
+
+
+class _Marks:
+    """Where slices begin and end in a sample."""
+
+    def __init__(self, last: np.ndarray, first: np.ndarray, truncated_key: Key | None) -> None:
+        self._last, self._first = torch.from_numpy(last), torch.from_numpy(first)
+        self._truncated_key = truncated_key
+
+    def apply(self, sample: Any) -> None:
+        """To a sample, which nobody else has."""
+        if self._truncated_key is not None:
+            done_key = (*self._truncated_key[:-1], "done")
+            done, truncated = sample.get(done_key, None), sample.get(self._truncated_key, None)
+            if truncated is None:
+                truncated = torch.zeros((*sample.batch_size, 1), dtype=torch.bool, device=sample.device)
+                sample.set(self._truncated_key, truncated)
+            if done is not None:
+                done[self._last] = True
+            truncated[self._last] = True
+        is_init = sample.get("is_init", None)
+        if is_init is not None:
+            is_init[self._first] = True

@@ -1,0 +1,89 @@
+"""Envs that number and check their frames: what is lost, doubled or torn in a replay buffer can be seen."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+
+from swath.envs import GymWrapper
+
+ENV, PID, TICK, EPISODE, CHECK = range(5)
+_SIZE = 32
+
+
+class NumberedEnv(gymnasium.Env):
+    """Observation: env, process, tick (of every reset and step), episode, then the same check all over."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, number: int = 0, longest: int = 40) -> None:
+        self.observation_space = spaces.Box(-(2**62), 2**62, (_SIZE,), np.int64)
+        self.action_space = spaces.Discrete(2)
+        self.number, self.longest = number, longest
+        self.tick = self.episode = 0
+        self.rng = np.random.default_rng(number)
+
+    def _observe(self) -> np.ndarray:
+        self.tick += 1
+        observation = np.empty(_SIZE, dtype=np.int64)
+        observation[:CHECK] = self.number, os.getpid(), self.tick, self.episode
+        observation[CHECK:] = self.number * 1_000_003 + self.tick * 7919 + self.episode
+        return observation
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.episode += 1
+        self.left = int(self.rng.integers(1, self.longest + 1))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.left -= 1
+        return self._observe(), float(self.tick), self.left == 0, False, {}
+
+
+def make_numbered(number: int = 0, **kwargs: Any) -> GymWrapper:
+    return GymWrapper(NumberedEnv(number, **kwargs))
+
+
+def numbered_envs(count: int, **kwargs: Any) -> list[Any]:
+    return [partial(make_numbered, number, **kwargs) for number in range(count)]
+
+
+def assert_frames_whole(frames: TensorDictBase) -> None:
+    """Every frame is of one piece."""
+    before, after = frames["observation"], frames["next", "observation"]
+    for each in (before, after):
+        expected = each[:, ENV] * 1_000_003 + each[:, TICK] * 7919 + each[:, EPISODE]
+        assert torch.equal(each[:, CHECK:], expected.unsqueeze(1).expand_as(each[:, CHECK:]))
+    assert torch.equal(after[:, TICK], before[:, TICK] + 1)
+    assert torch.equal(after[:, :TICK], before[:, :TICK])
+    assert torch.equal(after[:, EPISODE], before[:, EPISODE])
+    assert torch.equal(frames["next", "reward"].reshape(-1), after[:, TICK].float())
+
+
+def assert_nothing_lost_or_doubled(buffer: Any, num_envs: int) -> None:
+    """Each env's frames follow one another, and an episode that does not go on is marked so."""
+    frames = buffer[:]
+    assert len(frames) == len(buffer)
+    assert_frames_whole(frames)
+    who = frames["observation"][:, ENV]
+    for env in range(num_envs):
+        own = frames[who == env]
+        before, after = own["observation"], own["next", "observation"]
+        done = own["next", "done"].reshape(-1)
+        same_life = before[1:, PID] == after[:-1, PID]
+        gap = before[1:, TICK] - after[:-1, TICK]
+        assert torch.equal(gap[same_life], done[:-1][same_life].long())
+        # Where a worker was started again, the episode that it was in has ended.
+        assert done[:-1][~same_life].all()
+        lives = before[:, PID].unique_consecutive()
+        assert len(lives) == len(lives.unique())
+        ids = own["collector", "traj_ids"]
+        assert torch.equal(ids[1:] != ids[:-1], done[:-1])
