@@ -657,7 +657,7 @@ assert "torchrl" not in sys.modules
         ({"frames_per_batch": None, "frame_per_batch": 3}, TypeError, "did you mean 'frames_per_batch'"),
         ({"max_frames_per_traj": 2.5}, TypeError, "max_frames_per_traj must be an integer"),
         ({"trajs_per_batch": 1.5}, TypeError, "trajs_per_batch must be an integer"),
-        ({"extend_buffer": False}, TypeError, "extend_buffer is not supported by this version"),
+        ({"trajs_per_write": 3}, TypeError, "trajs_per_write is not supported by this version"),
         ({"weight_sync_schemes": {"policy": 1}}, TypeError, "weight_sync_schemes is not supported by this version"),
         ({"policy": deterministic(), "policy_factory": deterministic}, TypeError, "not both"),
         ({"total_frame": 3}, TypeError, r"'total_frame' \(did you mean 'total_frames'\?\)"),

@@ -360,6 +360,20 @@ def test_slices_lie_within_one_trajectory(key: str, size: int) -> None:
     assert len(rb) <= size
 
 
+def test_trajectories_that_change_without_an_end() -> None:
+    """Those that were cut short: only their ids tell, also between two writes."""
+    rb = buffer(1000, sampler=SliceSampler(slice_len=4))
+    for number in range(20):
+        part = episodes([10], first_id=number // 2)
+        part["next", "done"][:] = False
+        part["step"] += 10 * (number % 2)
+        rb.extend(part)
+        rows = rb.sample(400).reshape(100, 4)
+        assert (rows["collector", "traj_ids"] == rows["collector", "traj_ids"][:, :1]).all()
+        assert (rows["step"] == rows["step"][:, :1] + torch.arange(4)).all()
+    assert rb.sample(4000)["step"].max() == 19  # over both writes of an episode
+
+
 def test_slices_are_uniform_over_trajectories() -> None:
     rb = buffer(1000, sampler=SliceSampler(num_slices=4))
     rb.extend(episodes([100, 10, 5, 20]))

@@ -237,13 +237,73 @@ def test_postproc_and_hooks(kind: str, how: str) -> None:
     assert_nothing_lost_or_doubled(rb, NUM_ENVS)
 
 
+@pytest.mark.parametrize("how", ["iterated", "started"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_postproc_may_change_the_shape(kind: str) -> None:
+def test_postproc_may_change_the_shape(kind: str, how: str) -> None:
     rb = buffer()
     collector = collecting(kind, rb, total_frames=300, postproc=lambda batch: batch.reshape(-1)[::2])
-    list(collector)
-    assert len(rb) == 150
+    if how == "iterated":
+        list(collector)
+    else:
+        collector.start()
+        finish(collector)
+    # An odd batch at the end, of one env or of several, has one more.
+    assert 150 <= len(rb) <= 150 + NUM_ENVS
     assert_frames_whole(rb[:])
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_workers_process_what_they_write(kind: str) -> None:
+    """Each env's own batch, with time last, where it was collected."""
+
+    def process(batch: Any) -> Any:
+        assert batch.ndim == 1
+        return batch.set("pid", torch.full(batch.shape, os.getpid()))
+
+    rb = buffer()
+    collector = collecting(kind, rb, total_frames=1000, postproc=process, set_truncated=True, check_finite=True)
+    collector.start()
+    pids = {line["pid"] for line in collector.stats()["workers"]}
+    finish(collector)
+    frames = rb[:]
+    assert len(frames) == 1000
+    assert set(frames["pid"].tolist()) == pids
+    assert_frames_whole(frames)
+    # The first batch is of 64 steps (what is left over at the end may be less).
+    assert frames["next", "truncated"].reshape(-1)[63]
+    assert frames["next", "done"].reshape(-1)[63]
+
+
+def test_a_postproc_that_cannot_be_sent_or_fails_is_named() -> None:
+    lock = threading.Lock()
+    rb = buffer()
+    collector = collecting("async", rb, postproc=lambda batch: batch if lock else None)
+    with pytest.raises(TypeError, match="postproc cannot be sent"):
+        collector.start()
+    collector.shutdown()
+    collector = collecting("async", buffer(), postproc=lambda batch: 3)
+    with pytest.raises(TypeError, match="must return a TensorDict"):
+        collector.start()
+    collector.shutdown()
+    collector = collecting("async", buffer(), postproc=lambda batch: batch["missing"])
+    with pytest.raises(KeyError, match="missing"):
+        collector.start()
+    collector.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*started again")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_only_whole_episodes_when_workers_are_killed(kind: str) -> None:
+    rb, killed = killed_at_random(kind, LazyTensorStorage, 30_000, trajs_per_batch=1)
+    assert killed
+    frames = rb[:]
+    assert_frames_whole(frames)
+    ids, done = frames["collector", "traj_ids"], frames["next", "done"].reshape(-1)
+    assert torch.equal(ids[1:] != ids[:-1], done[:-1])
+    assert len(ids.unique()) == int(done.sum())
+    first = torch.cat([torch.ones(1, dtype=torch.bool), done[:-1]])
+    ticks = frames["observation"][:, TICK]
+    assert torch.equal(ticks[1:][~first[1:]], ticks[:-1][~first[1:]] + 1)
 
 
 @pytest.mark.parametrize("how", ["iterated", "started"])
@@ -460,23 +520,27 @@ def test_a_killed_worker_wakes_who_waits(kind: str) -> None:
     assert_nothing_lost_or_doubled(rb, NUM_ENVS)
 
 
-def killed_at_random(kind: str, storage: Any, total_frames: int, num_envs: int = 4, workers: int = 4) -> Any:
+def killed_at_random(
+    kind: str, storage: Any, total_frames: int, num_kills: int = 6, num_envs: int = 4, **kwargs: Any
+) -> Any:
     """Fill a buffer while workers are killed and a reader samples; what is in it then, and how many were killed."""
     rb = buffer(2 * total_frames, storage)
     collector = collecting(
         kind,
         rb,
         numbered_envs(num_envs),
-        num_workers=workers,
+        num_workers=num_envs,
         total_frames=total_frames,
         frames_per_batch=200,
         restart_workers=1000,
+        **kwargs,
     )
     stop, killed = threading.Event(), []
 
     def kill_now_and_then() -> None:
         dice = random.Random(0)
-        while not stop.wait(dice.uniform(0.05, 0.5)):
+        # Not for ever: a worker that dies again and again is started again later and later.
+        while len(killed) < num_kills and not stop.wait(dice.uniform(0.05, 0.5)):
             line = dice.choice(collector.stats()["workers"])
             if line["alive"] and line["frames"]:
                 os.kill(line["pid"], signal.SIGKILL)
@@ -511,7 +575,7 @@ def test_nothing_lost_doubled_or_torn_when_workers_are_killed(kind: str, storage
 @pytest.mark.filterwarnings("ignore:.*started again")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_million_frames_with_kills(kind: str) -> None:
-    rb, killed = killed_at_random(kind, LazyTensorStorage, 1_000_000)
+    rb, killed = killed_at_random(kind, LazyTensorStorage, 1_000_000, num_kills=24)
     assert len(killed) > 5
     assert rb.write_count == len(rb) == 1_000_000
     assert_nothing_lost_or_doubled(rb, 4)
@@ -662,3 +726,46 @@ def test_the_example_of_start(kind: str) -> None:
     exec(EXAMPLE, scope)
     assert scope["data"].shape == (32,)
     assert not scope["collector"].is_running()
+
+
+def killed_before_it_reports() -> None:
+    """For ``init_fn``: the first life of worker 0 ends when its third batch is in the buffer and nobody was told."""
+    from swath.workers.worker import Worker
+
+    after = Worker._after
+
+    def dies(self: Any, order: Any, steps: list[int]) -> Any:
+        if self._life.number == 0 and self._blueprint.worker == 0 and self._page.integer("batches") == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return after(self, order, steps)
+
+    Worker._after = dies  # type: ignore[method-assign]
+
+
+@pytest.mark.filterwarnings("ignore:.*started again")
+@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_was_committed_and_not_reported_counts(kind: str, processed: bool) -> None:
+    rb = buffer()
+    options: dict[str, Any] = {"postproc": lambda batch: batch} if processed else {}
+    collector = collecting(kind, rb, total_frames=3001, restart_workers=1, init_fn=killed_before_it_reports, **options)
+    collector.start()
+    finish(collector)
+    assert sum(line["restarts"] for line in collector.stats()["workers"]) == 1
+    assert collector.stats()["frames"] == len(rb) == 3001
+    assert_nothing_lost_or_doubled(rb, NUM_ENVS)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_paused_at_any_instant(kind: str) -> None:
+    rb = buffer()
+    collector = collecting(kind, rb, frames_per_batch=6)
+    collector.start()
+    for _ in range(150):
+        wait_for_frames(rb, rb.write_count + 1)
+        with collector.pause():
+            before = rb.write_count
+            time.sleep(0.003)  # the time in which nothing must happen
+            assert rb.write_count == before
+    collector.async_shutdown()
+    assert_nothing_lost_or_doubled(rb, NUM_ENVS)

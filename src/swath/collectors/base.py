@@ -113,6 +113,20 @@ class Postprocessing:
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
 
+    def check(self, batch: TensorDictBase) -> TensorDictBase:
+        """Of a batch as it was collected: that its numbers are finite; and its last steps are marked, where asked."""
+        if self.check_finite:
+            require_finite(batch)
+        if self.set_truncated and batch.batch_size.numel():
+            mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
+            is_last = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
+            is_last[..., -1] = True
+            if mask is not None:
+                is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
+            for flag in ("truncated", "done"):
+                batch.get(("next", flag))[is_last] = True
+        return batch
+
     def apply(self, batch: TensorDictBase) -> Any:
         if self.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
@@ -285,16 +299,7 @@ class BaseCollector(IterableDataset):
         mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
         self._frames += batch.batch_size.numel() if mask is None else int(mask.sum())
         self._iter += 1
-        if self._postprocessing.check_finite:
-            require_finite(batch)
-        if self._postprocessing.set_truncated and batch.batch_size.numel():
-            is_last = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
-            is_last[..., -1] = True
-            if mask is not None:
-                is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
-            for flag in ("truncated", "done"):
-                batch.get(("next", flag))[is_last] = True
-        return batch
+        return self._postprocessing.check(batch)
 
     def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:
         """``raw`` is the batch, if it was whole and what came after it failed."""

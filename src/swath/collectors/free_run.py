@@ -11,7 +11,9 @@ import torch
 from swath.data.replay_buffer import ReplayBuffer
 from swath.data.storages import TensorStorage, mark_ends
 from swath.rollout.layout import Field
+from swath.workers import pickling
 from swath.workers.blocks import BlockLayout
+from swath.workers.buffer_writer import Processing, Stored
 from swath.workers.fleet import Member
 from swath.workers.orders import INTO_BUFFER, Order, Ready
 
@@ -49,18 +51,27 @@ class FreeRun:
         self._buffer = buffer
         size = collector._description.env_size
         self._each = size.numel()
-        self._tracks = [range(m.start * self._each, m.stop * self._each) for m in collector._crew.layout.members]
+        self._processing: bytes | None = None
+        kept = Stored(tuple(Field(f.key, f.shape, f.dtype) for f in collector._description.fields), by_env=True)
+        processing = Processing(collector._postprocessing, collector._assembler is not None)
+        if not processing.is_nothing:
+            self._processing = _pickled(processing)
+            (kept,) = self._fleet.call("stored", self._processing, members=self._fleet.members[:1])
+        #: Of each worker.
+        self._tracks = [range(worker, worker + 1) for worker in range(collector.num_workers)]
+        if kept.by_env:
+            self._tracks = [range(m.start * self._each, m.stop * self._each) for m in collector._crew.layout.members]
         self._pending: list[dict[int, _Pending]] = [{} for _ in self._tracks]
         self._is_hurried = False
         self._layouts = []
-        for worker, tracks in enumerate(self._tracks):
+        for worker in range(collector.num_workers):
             frames = collector._crew.of_worker(worker)[0].frames
             steps = -(-frames // self._each)
             if collector._may_order_more:
                 steps = max(steps, _STEPS_PER_ORDER)
-            count = len(tracks) // self._each
+            count = len(collector._crew.layout.members[worker])
             self._layouts.append(BlockLayout(collector._description.fields, size, (steps,) * count))
-        self._memory = _lay_out(buffer, collector)
+        self._memory = _lay_out(buffer, collector, kept)
         #: Frames of each worker's tracks that were counted.
         self._counted = [self._committed(worker) for worker in range(len(self._tracks))]
         for member in self._fleet.members:
@@ -73,8 +84,9 @@ class FreeRun:
     def _map(self, member: Member) -> None:
         worker, memory = member.number, self._memory
         assert memory.descriptor is not None
+        first_track, scratch = self._tracks[worker].start, self._layouts[worker]
         self._fleet.send_descriptor(
-            member, memory.descriptor, "buffer", memory.layout, self._tracks[worker].start, self._layouts[worker]
+            member, memory.descriptor, "buffer", memory.layout, first_track, scratch, self._processing
         )
 
     # -- background.Work -------------------------------------------------------------------------------------------
@@ -184,9 +196,12 @@ class FreeRun:
         """A worker was started again: what its predecessor committed counts, and what it had not begun is ordered."""
         worker = member.number
         pending = self._pending[worker]
-        unreported = self._committed(worker) - self._counted[worker]
-        if unreported and pending:
-            self._count(worker, pending.pop(min(pending)), unreported)
+        if self._processing is None:  # what is stored are the frames that were collected
+            unreported = self._committed(worker) - self._counted[worker]
+            if unreported and pending:
+                self._count(worker, pending.pop(min(pending)), unreported)
+        elif (done := pending.pop(member.page.integer("last_order"), None)) is not None:
+            self._count(worker, done, done.frames)
         mark_ends(self._memory, self._tracks[worker])
         for each in pending.values():
             self._collector._random_frames_left += each.random_frames
@@ -194,18 +209,27 @@ class FreeRun:
         self._map(member)
 
 
-def _lay_out(buffer: ReplayBuffer, collector: MultiCollector) -> Any:
-    """The buffer's memory, shared, with a track for each env."""
+def _pickled(processing: Processing) -> bytes:
+    try:
+        return pickling.dumps(processing)
+    except Exception as error:
+        raise TypeError(
+            f"postproc cannot be sent to a worker process: {type(error).__name__}: {error}. With a replay buffer it is "
+            "called where frames are collected"
+        ) from error
+
+
+def _lay_out(buffer: ReplayBuffer, collector: MultiCollector, kept: Stored) -> Any:
+    """The buffer's memory, shared, with a track for each env, or for each worker."""
     from swath.collectors.multi import WORKER
 
-    description, num_tracks = collector._description, collector._num_envs
+    num_tracks = collector._num_envs if kept.by_env else collector.num_workers
     constant = tuple(Field(key, torch.Size(), torch.int64) for key in collector._tracked)
-    fields = tuple(Field(f.key, f.shape, f.dtype) for f in description.fields) + constant
     storage = buffer.storage
     assert isinstance(storage, TensorStorage)
-    buffer.share_tracks(fields, num_tracks)
+    buffer.share_tracks(kept.fields + constant, num_tracks)
     memory = storage.laid_out()
-    each = description.env_size.numel()
+    each = collector._description.env_size.numel()
     for key in collector._tracked:  # the same for all of a track
         for track in range(num_tracks):
             number = collector._crew.layout.worker_of(track // each) if key == WORKER else track
@@ -214,22 +238,14 @@ def _lay_out(buffer: ReplayBuffer, collector: MultiCollector) -> Any:
 
 
 def can_run_free(collector: MultiCollector, buffer: Any) -> bool:
-    """Whether workers can write by themselves: to a buffer that processes can share, what they collect as it is."""
+    """Whether workers can write by themselves: to a buffer that processes can share, and without asking their owner."""
     post = collector._postprocessing
-    as_it_is = not (
-        post.postproc
-        or post.split_trajs
-        or post.set_truncated
-        or post.check_finite
-        or post.pre_collect_hook
-        or post.post_collect_hook
-        or collector._assembler
-        or collector._interruptor
-        or collector.update_at_each_batch
-    )
+    asks = post.pre_collect_hook or post.post_collect_hook or collector._interruptor or collector.update_at_each_batch
+    # Which worker or env a frame is from is not known of what a postproc makes of it.
+    mixed = collector._tracked and not Processing(post, collector._assembler is not None).is_nothing
     storing = collector._storing
     return (
-        as_it_is
+        not (asks or mixed)
         and isinstance(buffer, ReplayBuffer)
         and isinstance(buffer.storage, TensorStorage)
         and buffer.storage.can_be_shared

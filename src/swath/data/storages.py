@@ -144,16 +144,7 @@ class TensorStorage(Storage):
             raise TypeError(
                 f"{type(self).__name__} stores tensors and TensorDicts, got {type(rows).__name__}; use a ListStorage"
             )
-        frames = {}
-        for key in rows.keys(True, True, is_leaf=is_leaf_nontensor):
-            leaf = rows.get(key)
-            if not isinstance(leaf, torch.Tensor):
-                raise TypeError(
-                    f"{show(as_key(key))} is a {type(leaf).__name__}: {type(self).__name__} stores tensors; use a "
-                    "ListStorage"
-                )
-            frames[as_key(key)] = leaf
-        return frames
+        return as_rows(rows)
 
     def write(self, rows: Any, first_track: int) -> np.ndarray:
         return self.write_rows(self._as_rows(rows), first_track)
@@ -369,6 +360,19 @@ def _as_tensordict(tree: dict[str, Any], batch_size: torch.Size, device: torch.d
         for key, entry in tree.items()
     }
     return make(source, batch_size=batch_size, device=device)
+
+
+def as_rows(rows: Any) -> Rows:
+    """The leaves of a TensorDict ``[rows, steps]``."""
+    frames = {}
+    for key in rows.keys(True, True, is_leaf=is_leaf_nontensor):
+        leaf = rows.get(key)
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(
+                f"{show(as_key(key))} is a {type(leaf).__name__}: a tensor storage stores tensors; use a ListStorage"
+            )
+        frames[as_key(key)] = leaf
+    return frames
 
 
 def check_rows(fields: Sequence[Field], rows: Rows) -> None:

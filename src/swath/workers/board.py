@@ -17,7 +17,17 @@ PAGE_BYTES = 512
 #: Where a worker that steps envs for its owner has the semaphore that it waits for.
 _SEMAPHORE_AT = 384
 #: Words of 8 bytes after the first.
-_INTEGERS = ("beat", "batches", "committed", "frames", "next_traj_id", "policy_version", "switches", "steps")
+_INTEGERS = (
+    "beat",
+    "batches",
+    "committed",
+    "frames",
+    "next_traj_id",
+    "policy_version",
+    "switches",
+    "steps",
+    "last_order",
+)
 _SECONDS = ("env_s", "policy_s", "busy_s", "cpu_s", "started_at", "busy_since")
 
 

@@ -431,10 +431,10 @@ class Fleet:
             time.sleep(min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S))
         page = member.page
         member.frames_before += page.integer("frames")
-        committed = page.integer("committed")
+        committed, last_order = page.integer("committed"), page.integer("last_order")
         member.life = Life(member.life.number + 1, max(page.integer("next_traj_id"), member.life.first_traj_id))
         page.clear()
-        page.write(committed=committed)
+        page.write(committed=committed, last_order=last_order)
         member.channel.close()
         self._close_sentinel(member)
         member.description, member.failure, member.due = None, None, 0

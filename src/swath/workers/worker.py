@@ -7,6 +7,7 @@ everywhere. Envs without a batch size of their own share a lane, and so a policy
 from __future__ import annotations
 
 import os
+import pickle
 import resource
 import time
 from collections import deque
@@ -20,13 +21,13 @@ import torch
 
 from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
-from swath.data.storages import write_rows
 from swath.envs.base import EnvBase
 from swath.envs.serial import SerialEnv
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
 from swath.workers.blocks import BlockLayout
 from swath.workers.board import Page
+from swath.workers.buffer_writer import BufferWriter, Stored, stored
 from swath.workers.channel import Channel, pack
 from swath.workers.memory import map_descriptor
 from swath.workers.orders import INTO_BUFFER, Blueprint, Description, Life, Order, Ready
@@ -89,8 +90,7 @@ class Worker:
         self._receivers: Mapping[str, Any] = {}
         self._blocks: dict[int, tuple[torch.Tensor, BlockLayout]] = {}
         self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
-        #: The replay buffer's memory, and which of its tracks is the first of this worker's.
-        self._buffer: tuple[FrameMemory, int] | None = None
+        self._buffer: BufferWriter | None = None
         self.leaving = False
         self.lanes: list[Lane] = []
         self._made: list[EnvBase] = []
@@ -209,9 +209,11 @@ class Worker:
         self._blocks[number] = map_descriptor(descriptor, layout.num_bytes), layout
         os.close(descriptor)
 
-    def _on_buffer(self, layout: FrameLayout, first_track: int, scratch: BlockLayout) -> None:
+    def _on_buffer(self, layout: FrameLayout, first_track: int, scratch: BlockLayout, processing: bytes | None) -> None:
         """Batches are collected into ``scratch``, and from there written to the replay buffer."""
-        self._buffer = FrameMemory.of_descriptor(layout, self._channel.receive_descriptor()), first_track
+        memory = FrameMemory.of_descriptor(layout, self._channel.receive_descriptor())
+        todo = None if processing is None else pickle.loads(processing)
+        self._buffer = BufferWriter(memory, first_track, scratch.env_size, todo)
         self._blocks[INTO_BUFFER] = torch.empty(scratch.num_bytes, dtype=torch.uint8), scratch
         self._views.clear()
 
@@ -296,14 +298,15 @@ class Worker:
     def _write(self, order: Order, steps: list[int]) -> None:
         """What was collected becomes part of the replay buffer."""
         assert self._buffer is not None
-        memory, first_track = self._buffer
         rows_left = sum(lane.num_envs for lane in self.lanes) if order.num_rows is None else order.num_rows
         row = 0
         for (lane, part, _, _), taken in zip(self._parts(order), steps, strict=True):
             rows = min(lane.num_envs, rows_left)
             if taken and rows:
-                write_rows(memory, {key: leaf[:rows, :taken] for key, leaf in part.items()}, first_track + row)
+                fragments = lane.collector._rollout.boundaries.fragments
+                self._buffer.write({key: leaf[:rows, :taken] for key, leaf in part.items()}, row, fragments)
             row, rows_left = row + lane.num_envs, rows_left - rows
+        self._page.write(last_order=order.number)
 
     def _after(self, order: Order, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
@@ -339,6 +342,7 @@ class Worker:
 
     def set_seed(self, seed: int, static_seed: bool) -> int | None:
         following: int | None = seed
+        self._drop_episodes()
         for lane in self.lanes:
             following = lane.collector.set_seed(seed, static_seed)
             # Envs may be alike where that was asked for; what workers draw by themselves may not.
@@ -347,9 +351,15 @@ class Worker:
         seed_process(seed, self._blueprint.worker)
         return following
 
+    def _drop_episodes(self) -> None:
+        """Of what waits to be whole before it is written to the replay buffer."""
+        if self._buffer is not None:
+            self._buffer.drop()
+
     def reset(self, members: Sequence[int], **kwargs: Any) -> list[int]:
         """Start anew; the ids of the trajectories that are cut by it."""
         cut: list[int] = []
+        self._drop_episodes()
         for lane in self.lanes:
             each = lane.num_envs // len(lane.members)
             rows = [row for row in range(lane.num_envs) if lane.members[row // each] in members]
@@ -381,6 +391,14 @@ class Worker:
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
         results = [lane.collector.cascade_execute(path, *args, **kwargs) for lane in self.lanes]
         return results[0] if len(results) == 1 else results
+
+    def stored(self, processing: bytes) -> Stored:
+        """What a batch of one member becomes in a replay buffer: tried out with a real one, which is thrown away."""
+        lane = self.lanes[0]
+        batch = lane.collector.rollout()
+        lane.collector.reset()
+        own = batch[0] if len(lane.members) > 1 else batch
+        return stored(own, pickle.loads(processing))
 
     def measure_steps(self, seconds: float) -> tuple[float, float]:
         """Collect for a while, and throw it away: wall and CPU seconds."""
