@@ -23,6 +23,7 @@ from policies_for_tests import deterministic
 from swath.collectors import AsyncBatchedCollector, BaseCollector, Collector
 from swath.envs import ParallelEnv
 from swath.errors import CollectorClosed, WorkerDied
+from swath.workers.stage import ENDED
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -77,6 +78,30 @@ def test_ctrl_c_leaves_the_collector_open(make: Callable[..., Any]) -> None:
         assert_consistent([batch[batch["collector", "traj_ids"] >= first_id] for batch in flat])
         assert interaction_type() is None
         assert torch.is_grad_enabled()
+    collector.shutdown()
+
+
+def test_ctrl_c_when_an_episode_has_just_ended() -> None:
+    """The workers have marked the end, and reset the env; nobody has taken that over. It must not count for later."""
+    collector = lock_step(total_frames=-1)
+    stream = iter(collector)
+    next(stream)
+    stepper = collector._rollout._stepper
+    wait, crew = stepper._await_all, stepper._crew
+    for _ in range(10):
+
+        def interrupted_at_an_end() -> None:
+            wait()
+            if any(crew.outcomes[part.group] == ENDED for part in stepper._parts):
+                raise KeyboardInterrupt
+
+        stepper._await_all = interrupted_at_an_end
+        with pytest.raises(KeyboardInterrupt):
+            list(collector)
+        stepper._await_all = wait
+        first_id = collector._traj_ids.next_id
+        flat = [batch.reshape(-1) for _, batch in zip(range(3), collector, strict=False)]
+        assert_consistent([batch[batch["collector", "traj_ids"] >= first_id] for batch in flat])
     collector.shutdown()
 
 

@@ -333,10 +333,13 @@ class ParallelStepper:
             self._env.reset_ahead.update(ended)
         return ended
 
-    def _fail(self) -> None:
+    def _forget_ends(self) -> None:
         for part in self._parts:
             part.own.terminated[:] = False
             part.own.truncated[:] = False
+
+    def _fail(self) -> None:
+        self._forget_ends()
         self._env.reset_ahead.clear()
         self._crew.raise_failures()
 
@@ -373,6 +376,8 @@ class ParallelStepper:
         if self._generation != self._crew.generation:
             self._bind()
         self._let_finish()
+        if row == 0:  # a step whose end nobody took over (Ctrl-C) has left its flags: they are not the next step's
+            self._forget_ends()
         ahead = self._env.reset_ahead
         is_plain = not kwargs and list_of_kwargs is None
         if is_plain and ahead and (done_already := [env_id for env_id in env_ids if env_id in ahead]):
