@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swath.collectors.multi import MultiCollector
 
 _ORDERS_PER_WORKER = 2
-#: An order is so many steps at least: it costs its owner some 100 µs.
+#: An order is so many steps at least, so that small batches do not keep its owner busy with messages.
 _STEPS_PER_ORDER = 64
 _SECONDS_BETWEEN_LOOKS = 0.1
 #: While the learner is behind, which nobody tells.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-#: Children of a node. Every level costs some 100 µs in calls, whatever its size; so nodes are wide, and the top is as
-#: wide as can be added up in 10 µs: a million priorities are two levels.
+#: Children of a node. Every level costs some 100 µs in calls, nearly whatever its size; so nodes are wide, and the top
+#: wider still, since it is added up in one go: a million priorities are two levels.
 _WIDTH = 128
 _WIDEST_TOP = 16_384
 

@@ -252,7 +252,7 @@ class ReplayBuffer:
         if self._storage.is_laid_out and self._writer.appends:
             if self._storage.tracks.num_tracks != num_tracks:
                 written = self.write_count
-                self._storage.change_tracks(num_tracks)  # type: ignore[attr-defined]
+                self._storage.change_tracks(num_tracks)
                 self._written_before = written - self._storage.tracks.write_count
                 self._sampler.empty()
             if isinstance(self._storage, TensorStorage) and self._storage.memory is not None:

@@ -5,8 +5,8 @@ whoever else writes, and no writer waits for another: a track has one writer. Th
 it will have written (``begun``), writes, and says so (``committed``); a reader takes a ``Window`` of what is readable,
 copies, and asks whether what it copied was overwritten meanwhile (``intact``).
 
-A frame has two numbers: its *position*, counted from the first frame of its track and never used again, and its
-*slot*, the place in memory: ``track * length + position % length``.
+A frame has two numbers: its *position*, counted from the first frame of its track and not used again until the buffer
+is emptied, and its *slot*, the place in memory: ``track * length + position % length``.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ class Writer:
 
     #: Whether workers may write to their tracks by themselves.
     appends = False
-    #: Whether frames get their slot as ``index``.
-    writes_index = False
 
     def write(self, storage: Storage, rows: Any, first_track: int) -> np.ndarray:
         """Slots of what was written, -1 for what was not."""
