@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (the first time this takes about two minutes)"
 	@$(PIP) torch
-	@$(PIP) -e ".[test,classic-control]"
+	@$(PIP) -e ".[test,classic-control,ray,submitit]"
 	@touch $@
 
 setup: $(VENV)/.installed

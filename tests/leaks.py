@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 from swath.workers.start import server
 
@@ -56,10 +58,17 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1)
+def _open_what_stays_open() -> None:
+    """The first store of torch.distributed in a process opens a pipe (libuv's, for signals) that is never closed."""
+    torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
     """Nothing is left behind, 5 seconds after the test at the latest."""
     server().ensure_running()
+    _open_what_stays_open()
     gc.collect()
     before = children(), descriptors(), shared_memory()
     yield

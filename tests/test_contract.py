@@ -25,6 +25,7 @@ from swath.collectors import (
     MultiAsyncCollector,
     MultiSyncCollector,
 )
+from swath.collectors.distributed import DistributedCollector
 from swath.envs import AsyncEnvPool, ParallelEnv, SerialEnv, next_seed
 from swath.errors import CollectorClosed
 
@@ -116,6 +117,36 @@ def batched(
     )
 
 
+def on_nodes(kind: type, nodes: int, sync: bool, workers: int = 1, envs: int = 1, **kwargs: Any) -> Kind:
+    """``envs`` of each node in this many workers, or in the node itself."""
+    each = envs * workers
+    frames = STEPS * each * nodes if sync else STEPS * each
+    name = f"{kind.__name__}, {nodes} nodes x {workers} workers x {envs} envs, {'sync' if sync else 'async'}"
+
+    def make(policy: Any, **others: Any) -> BaseCollector:
+        make_env = make_counting if envs == 1 else lambda: SerialEnv(envs, make_counting)
+        return kind(
+            [make_env] * nodes,
+            policy,
+            frames_per_batch=frames,
+            sync=sync,
+            num_workers_per_collector=workers,
+            track_env=True,
+            **kwargs,
+            **others,
+        )
+
+    return Kind(name, make, each * nodes, frames)
+
+
+def all_on_nodes(kind: type, **kwargs: Any) -> list[Kind]:
+    return [
+        on_nodes(kind, nodes, sync, workers, envs, **kwargs)
+        for sync in (True, False)
+        for nodes, workers, envs in ((1, 1, 1), (2, 1, 3), (2, 2, 1))
+    ]
+
+
 CENTRAL = [
     parallel(1, 1),
     parallel(3, 3),
@@ -142,7 +173,8 @@ def all_multi(method: str) -> list[Kind]:
     return [*made, one_worker(method)]
 
 
-KINDS = [single(1), single(3), *all_multi("forkserver"), *CENTRAL]
+DISTRIBUTED = all_on_nodes(DistributedCollector)
+KINDS = [single(1), single(3), *all_multi("forkserver"), *CENTRAL, *DISTRIBUTED]
 #: A new interpreter takes seconds to import torch, so most of these are run by `make test-all` only.
 SPAWNED = [
     pytest.param(kind, marks=() if kind.envs == 2 and "in 1" in kind.name else pytest.mark.slow)
@@ -175,6 +207,11 @@ def fields(batch: TensorDict) -> dict[Any, torch.dtype]:
 
 @pytest.mark.parametrize("kind", [*KINDS, *SPAWNED], ids=str)
 def test_contract(kind: Kind) -> None:
+    check_contract(kind)
+
+
+def check_contract(kind: Kind) -> None:
+    """Of a collector; its tests may be elsewhere."""
     policy = deterministic()
     total = kind.frames_per_batch * 7 + 11
     collector = kind.make(policy, total_frames=total, track_policy_version=True)

@@ -14,7 +14,8 @@ SwathError
 ├── WorkerError (RuntimeError)           a worker process could not go on
 │   ├── WorkerDied                       … it was killed, or left by itself
 │   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
-│   └── WorkerRaised                     … it raised an exception that cannot leave its process
+│   ├── WorkerRaised                     … it raised an exception that cannot leave its process
+│   └── NodeLost                         a node of a distributed collector is gone, or cannot be reached
 ├── BackgroundFailed (RuntimeError)      a collector that was started has ended with an exception, its cause
 ├── WeightSyncError (RuntimeError)       weights did not reach a worker
 ├── InferenceError (RuntimeError)        an inference server could not answer
@@ -41,6 +42,7 @@ __all__ = [
     "InferenceError",
     "NoFreeSlot",
     "NoLength",
+    "NodeLost",
     "NonFiniteData",
     "NothingSent",
     "OutOfSharedMemory",
@@ -126,6 +128,10 @@ class WorkerHangs(WorkerError, TimeoutError):
 
 class WorkerRaised(WorkerError):
     """A worker raised an exception that cannot be pickled, or is no error (``SystemExit``); this has its text."""
+
+
+class NodeLost(WorkerError):
+    """A node of a distributed collector is gone, or was not heard of for too long; ``worker`` is its number."""
 
 
 class WeightSyncError(SwathError, RuntimeError):

@@ -27,6 +27,16 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_collect_arguments(collect)
+    node = commands.add_parser(
+        "node",
+        help="be a node of a DistributedCollector that has launcher='folder'",
+        description="Wait for a collector's ticket in a folder that both machines see, and collect for it. The ticket "
+        "is a pickle: only people you trust may be able to write to the folder.",
+        allow_abbrev=False,
+    )
+    node.add_argument("folder", metavar="FOLDER", help="folder= of the collector")
+    node.add_argument("number", metavar="NUMBER", type=int, help="which node to be, counted from 0")
+    node.add_argument("--wait", metavar="SECONDS", type=float, help="for the ticket; for ever by default")
     return parser
 
 
@@ -37,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return USAGE
+    if arguments.command == "node":
+        from swath.cli.node import serve
+
+        return serve(arguments.folder, arguments.number, arguments.wait)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without "·" must not end a collection

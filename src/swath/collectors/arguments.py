@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type) -> None:
+def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type, also_known: Iterable[str] = ()) -> None:
     unknown = {name: value for name, value in unknown.items() if value not in NOT_YET.get(name, ())}
     if not unknown:
         return
@@ -48,8 +48,9 @@ def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type) ->
         name
         for kind in (collector, *bases)
         for name in inspect.signature(kind.__init__).parameters
-        if name not in ("self", "unknown", "others", "args", "kwargs")
+        if name not in ("self", "unknown", "others", "args", "kwargs", "engine_arguments")
     ]
+    known += also_known
     hints = []
     for name in unknown:
         near = difflib.get_close_matches(name, known, n=1)

@@ -21,6 +21,7 @@ from swath.collectors.arguments import (
     random_specs,
     refuse_unknown,
 )
+from swath.collectors.backends import is_asked_for, make_collector
 from swath.collectors.base import BaseCollector, Budget, Postprocessing
 from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
@@ -73,6 +74,9 @@ class Collector(BaseCollector):
         replay_buffer: where frames go, of ``swath.data`` or of TorchRL; iteration then yields None, and ``start()``
             collects in the background.
         extend_buffer: False calls a TorchRL buffer's ``add`` for every step.
+        num_collectors, backend, backend_options, sync: where to run. With ``num_collectors`` (or a list of envs) and a
+            ``backend`` ("process", "ray", "distributed", "rpc" or "submitit"), what is made is a ``MultiCollector``, a
+            ``RayCollector`` and so on, with ``backend_options`` as further arguments; "direct" is this process.
         worker_idx, traj_pool, mail: for a collector inside of a worker: its number, where trajectory ids come from,
             and how its owner reaches it.
 
@@ -84,6 +88,15 @@ class Collector(BaseCollector):
     >>> [batch.shape for batch in collector]
     [torch.Size([50]), torch.Size([50])]
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not is_asked_for(kwargs):
+            return super().__new__(cls)
+        if cls is not Collector:
+            raise TypeError(f"num_collectors, backend, backend_options and sync are for Collector, not {cls.__name__}")
+        names = dict(zip(("create_env_fn", "policy"), args, strict=False))
+        given = {**names, **kwargs}
+        return make_collector(given.pop("create_env_fn"), given.pop("policy", None), given)
 
     def __init__(
         self,
@@ -129,6 +142,8 @@ class Collector(BaseCollector):
         mail: Mail | None = None,
         **unknown: Any,
     ) -> None:
+        if "_made_env" in self.__dict__:  # backend="direct": it was made by __new__
+            return
         self._closed = True  # until there is something to close
         refuse_unknown(unknown, type(self))
         if frames_per_batch is None:

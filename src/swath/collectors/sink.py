@@ -106,7 +106,7 @@ class ExtendSink:
 
 
 def make_sink(buffer: Any, num_envs: int, extend: bool) -> BufferSink | ExtendSink:
-    if isinstance(buffer, ReplayBuffer):
+    if isinstance(buffer, ReplayBuffer) or callable(getattr(buffer, "write_rows", None)):  # one in Ray
         return BufferSink(buffer, num_envs)
     if not callable(getattr(buffer, "extend", None)):
         raise TypeError(f"replay_buffer must have extend(), like those of swath.data; got {type(buffer).__name__}")

@@ -1,5 +1,7 @@
 """Replay buffers."""
 
+from typing import TYPE_CHECKING, Any
+
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.replay_buffer import ReplayBuffer, TensorDictReplayBuffer
@@ -14,6 +16,9 @@ from swath.data.writers import (
     Writer,
 )
 
+if TYPE_CHECKING:
+    from swath.data.ray_buffer import RayReplayBuffer
+
 __all__ = [
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
@@ -21,6 +26,7 @@ __all__ = [
     "ListStorage",
     "PrioritizedSampler",
     "RandomSampler",
+    "RayReplayBuffer",
     "ReplayBuffer",
     "RoundRobinWriter",
     "Sampler",
@@ -33,3 +39,11 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "Writer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RayReplayBuffer":
+        from swath.data.ray_buffer import RayReplayBuffer
+
+        return RayReplayBuffer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,87 @@
+"""One front door: ``Collector(..., num_collectors=N, backend=...)`` makes the collector that runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
+#: What the front door itself takes.
+_RESERVED = ("create_env_fn", "policy", "num_collectors", "backend_options", "sync")
+
+
+def is_asked_for(kwargs: Mapping[str, Any]) -> bool:
+    """Whether these arguments of ``Collector`` say where to run."""
+    return any(kwargs.get(name) is not None for name in ("num_collectors", "backend", "backend_options", "sync"))
+
+
+def make_collector(create_env_fn: Any, policy: Any, kwargs: dict[str, Any]) -> Any:
+    """The collector for these arguments of ``Collector``."""
+    kwargs = dict(kwargs)
+    num_collectors = kwargs.pop("num_collectors", None)
+    backend = kwargs.pop("backend", None)
+    options = kwargs.pop("backend_options", None)
+    sync = kwargs.pop("sync", None)
+    if num_collectors is not None:
+        if isinstance(num_collectors, bool) or not isinstance(num_collectors, int):
+            raise TypeError(f"num_collectors must be an integer, got {num_collectors!r}")
+        if num_collectors < 1:
+            raise ValueError(f"num_collectors must be at least 1, got {num_collectors}")
+    if backend is None:
+        backend = "direct" if num_collectors is None else "process"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+    if backend == "direct":
+        return _make_direct(create_env_fn, policy, num_collectors, sync, options, kwargs)
+    options = dict(options or {})
+    for name in options:
+        if name in _RESERVED:
+            raise ValueError(f"backend_options: {name} is an argument of Collector itself")
+        if name in kwargs:
+            raise ValueError(f"backend_options: {name} was given as an argument already")
+    kwargs |= options
+    factories = _one_for_each(create_env_fn, num_collectors)
+    if backend == "process":
+        from swath.collectors.multi import MultiCollector
+
+        return MultiCollector(factories, policy, sync=bool(sync), **kwargs)
+    return _node_collector(backend)(factories, policy, sync=bool(sync), **kwargs)
+
+
+def _node_collector(backend: str) -> Any:
+    from functools import partial
+
+    from swath.collectors import distributed
+
+    if backend == "ray":
+        return distributed.RayCollector
+    if backend == "rpc":
+        return distributed.RPCCollector
+    if backend == "submitit":
+        return partial(distributed.DistributedCollector, launcher="submitit")
+    return distributed.DistributedCollector
+
+
+def _make_direct(
+    create_env_fn: Any, policy: Any, num_collectors: int | None, sync: Any, options: Any, kwargs: dict[str, Any]
+) -> Any:
+    """In this process; several envs are stepped one after the other."""
+    from swath.collectors.single import Collector
+    from swath.envs.serial import SerialEnv
+
+    if sync is not None:
+        raise ValueError("sync goes with workers: backend='direct' has none")
+    if options:
+        raise ValueError("backend_options go with workers: backend='direct' has none")
+    factories = _one_for_each(create_env_fn, num_collectors)
+    if len(factories) == 1:
+        return Collector(factories[0], policy, **kwargs)
+    env_kwargs = kwargs.pop("create_env_kwargs", None)
+    return Collector(SerialEnv(len(factories), factories, create_env_kwargs=env_kwargs), policy, **kwargs)
+
+
+def _one_for_each(create_env_fn: Any, num_collectors: int | None) -> list[Any]:
+    from swath.collectors.distributed.driver import list_nodes
+
+    is_list = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
+    return list_nodes(create_env_fn if is_list else [create_env_fn], num_collectors)

@@ -1,0 +1,27 @@
+"""Collectors whose rollouts run on nodes: Ray actors, torch.distributed ranks, torch RPC workers."""
+
+from typing import TYPE_CHECKING, Any
+
+from swath.collectors.distributed.launchers import DEFAULT_SLURM_CONF, submitit_delayed_launcher
+from swath.collectors.distributed.process_group import DistributedCollector, DistributedSyncCollector
+from swath.collectors.distributed.ray import RayCollector
+
+if TYPE_CHECKING:
+    from swath.collectors.distributed.rpc import RPCCollector
+
+__all__ = [
+    "DEFAULT_SLURM_CONF",
+    "DistributedCollector",
+    "DistributedSyncCollector",
+    "RPCCollector",
+    "RayCollector",
+    "submitit_delayed_launcher",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RPCCollector":  # torch RPC is imported by those who use it only
+        from swath.collectors.distributed.rpc import RPCCollector
+
+        return RPCCollector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

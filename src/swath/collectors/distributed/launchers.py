@@ -1,0 +1,339 @@
+"""Launchers: how the process of a node comes to be.
+
+``mp``: a process of this machine. ``submitit``: a job of a Slurm cluster, or of this machine where there is none.
+``submitit_delayed`` and ``folder``: nobody starts it from here; it waits for its ticket in a folder that all share.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import cloudpickle
+
+from swath.workers import pickling
+from swath.workers.start import StartMethod, check_start_method, start_process
+
+#: What a Slurm job asks for by default; give ``slurm_kwargs`` for more.
+DEFAULT_SLURM_CONF: dict[str, Any] = {"timeout_min": 60, "slurm_cpus_per_task": 4}
+#: A submitted collector and its nodes find each other in the folder that this names.
+FOLDER_VARIABLE = "SWATH_NODES_FOLDER"
+LAUNCHERS = ("mp", "submitit", "submitit_delayed", "folder")
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_LEAVE = 3.0
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a process needs in order to become a node."""
+
+    node: int
+    life: int
+    #: ``run(ticket)`` of this module makes the node.
+    engine: str
+    #: The plan, by cloudpickle: over a pipe, or in a folder, of the user's own.
+    plan: bytes
+    #: How the engine is reached.
+    where: Mapping[str, Any]
+    #: Where the program's own modules are found.
+    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+
+    def run(self) -> None:
+        search_as_driver_does(self.search_path)
+        importlib.import_module(self.engine).serve(self)
+
+    def make_plan(self) -> Any:
+        return cloudpickle.loads(self.plan)
+
+
+def search_as_driver_does(search_path: Sequence[str]) -> None:
+    """So that modules beside the user's script are found; they are on this machine, or a file system that is shared."""
+    sys.path += [folder for folder in search_path if folder not in sys.path]
+
+
+class NodeProcess(Protocol):
+    """A process that was launched."""
+
+    def has_ended(self) -> str | None:
+        """How, in words; None if it runs, or cannot be known."""
+        ...
+
+    def end(self, timeout_s: float) -> None:
+        """See to it that it ends, by itself if it does so in time."""
+        ...
+
+
+class Launcher(Protocol):
+    #: Whether nodes may be on other machines.
+    leaves_machine: bool
+    #: Whether a node can be started again.
+    restarts: bool
+
+    def start(self, ticket: Ticket) -> NodeProcess: ...
+
+    def close(self) -> None: ...
+
+
+# -- mp ----------------------------------------------------------------------------------------------------------------
+
+
+def _run_in_process(ticket: Ticket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, who tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_watch_owner, name="swath-watch-owner", daemon=True).start()
+    ticket.run()
+    os._exit(0)  # threads of the engine, or of an env, must not keep the process
+
+
+def _watch_owner() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    time.sleep(_SECONDS_TO_LEAVE)  # the link to the driver is broken, too: mostly, it has left by then
+    os._exit(1)
+
+
+class _LocalProcess:
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self) -> str | None:
+        code = self._process.exitcode
+        if code is None:
+            return None
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def end(self, timeout_s: float) -> None:
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join(5.0)
+
+
+class MpLauncher:
+    """Processes of this machine."""
+
+    leaves_machine = False
+    restarts = True
+
+    def __init__(self, start_method: str | None = None) -> None:
+        self._method: StartMethod = check_start_method(start_method)
+
+    def start(self, ticket: Ticket) -> _LocalProcess:
+        name = f"swath-node-{ticket.node}"
+        return _LocalProcess(start_process(self._method, _run_in_process, (ticket,), name))
+
+    def close(self) -> None: ...
+
+
+# -- submitit ----------------------------------------------------------------------------------------------------------
+
+
+def _import_submitit() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise ImportError(
+            "the launchers submitit and submitit_delayed need submitit: pip install 'swath[submitit]'"
+        ) from None
+    return submitit
+
+
+class _Job:
+    def __init__(self, job: Any) -> None:
+        self.job = job
+
+    def has_ended(self) -> str | None:
+        if not self.job.done(force_check=False):
+            return None
+        error = self.job.exception()
+        return f"job {self.job.job_id} {self.job.state}" + (f": {error}" if error else "")
+
+    def end(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.job.done(force_check=True) and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if not self.job.done(force_check=True):
+            self.job.cancel(check=False)
+        process = getattr(self.job, "_process", None)  # of the local executor; else it would stay as a zombie
+        if process is not None:
+            with suppress(Exception):
+                process.wait(5.0)
+
+
+def make_executor(folder: Any, slurm_kwargs: Mapping[str, Any] | None) -> Any:
+    """``slurm_kwargs`` are submitit's; ``cluster="local"`` among them makes jobs of this machine."""
+    submitit = _import_submitit()
+    options = {**DEFAULT_SLURM_CONF, **(slurm_kwargs or {})}
+    executor = submitit.AutoExecutor(folder=str(folder), cluster=options.pop("cluster", None))
+    executor.update_parameters(**options)
+    return executor
+
+
+class SubmititLauncher:
+    """Jobs."""
+
+    restarts = True
+
+    def __init__(self, folder: Any, slurm_kwargs: Mapping[str, Any] | None) -> None:
+        self._executor = make_executor(folder, slurm_kwargs)
+        self.leaves_machine = self._executor.cluster == "slurm"
+
+    def start(self, ticket: Ticket) -> _Job:
+        return _Job(self._executor.submit(ticket.run))
+
+    def close(self) -> None: ...
+
+
+# -- by a folder -------------------------------------------------------------------------------------------------------
+
+
+class _Elsewhere:
+    def has_ended(self) -> str | None:
+        return None
+
+    def end(self, timeout_s: float) -> None: ...
+
+
+class FolderLauncher:
+    """Tickets are put into a folder; whoever runs ``serve_from_folder`` there becomes the node."""
+
+    leaves_machine = True
+    restarts = False
+
+    def __init__(self, folder: Any) -> None:
+        folder = folder or os.environ.get(FOLDER_VARIABLE)
+        if folder is None:
+            raise ValueError(
+                "launcher='submitit_delayed' is for a function that submitit_delayed_launcher decorates; for nodes "
+                "that are started by hand give launcher='folder' and folder=, and run `swath node FOLDER NUMBER` there"
+            )
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def start(self, ticket: Ticket) -> _Elsewhere:
+        path = ticket_path(self._folder, ticket.node)
+        part = path.with_suffix(f".{uuid.uuid4().hex}")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(pickling.dumps(ticket))
+        os.replace(part, path)
+        return _Elsewhere()
+
+    def close(self) -> None:
+        for path in self._folder.glob("node-*.ticket"):
+            path.unlink(missing_ok=True)
+
+
+def ticket_path(folder: Path, node: int) -> Path:
+    return folder / f"node-{node}.ticket"
+
+
+def serve_from_folder(folder: Any, node: int, timeout_s: float | None = None) -> None:
+    """Become a node as soon as its ticket is in the folder; return when the driver is done with it.
+
+    The folder must be one that only people you trust can write to: the ticket is a pickle.
+    """
+    path = ticket_path(Path(folder), node)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            data = path.read_bytes()
+            path.unlink()
+            break
+        except FileNotFoundError:
+            if (Path(folder) / "finished").exists():
+                return
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"no driver has put a ticket for node {node} into {folder}") from None
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    cloudpickle.loads(data).run()
+
+
+def submitit_delayed_launcher(
+    num_jobs: int,
+    framework: str = "distributed",
+    backend: str = "gloo",
+    tcpport: int | str | None = None,
+    submitit_main_conf: Mapping[str, Any] | None = None,
+    submitit_collection_conf: Mapping[str, Any] | None = None,
+    folder: Any = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a function that makes a collector with ``launcher="submitit_delayed"``: calling it submits the function
+    as a job, and ``num_jobs`` more for the collector's nodes; it returns what the function does.
+
+    Args:
+        num_jobs: how many nodes the collector has.
+        framework: "distributed" or "rpc".
+        backend: of "distributed".
+        tcpport: for the collector, if it is not given there.
+        submitit_main_conf, submitit_collection_conf: submitit's parameters for the job of the function, and of nodes;
+            ``cluster="local"`` in them makes jobs of this machine.
+        folder: where jobs keep their files and meet; all machines must see it.
+    """
+    if framework not in ("distributed", "rpc"):
+        raise NotImplementedError(f"framework must be 'distributed' or 'rpc', got {framework!r}")
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def submit(*args: Any, **kwargs: Any) -> Any:
+            base = Path("swath_jobs" if folder is None else folder).absolute()
+            meeting = base / f"nodes-{uuid.uuid4().hex[:12]}"
+            meeting.mkdir(parents=True, mode=0o700)
+            main = make_executor(base, submitit_main_conf)
+            nodes = make_executor(base, submitit_collection_conf)
+            work = pickling.dumps((function, args, kwargs))
+            job = main.submit(_run_main, work, str(meeting), tcpport, tuple(sys.path))
+            others = [_Job(nodes.submit(serve_from_folder, str(meeting), node)) for node in range(num_jobs)]
+            try:
+                return job.result()
+            finally:
+                (meeting / "finished").touch()
+                for other in others:
+                    other.end(10.0)
+                with suppress(OSError):
+                    (meeting / "finished").unlink()
+                    meeting.rmdir()
+
+        return submit
+
+    return decorate
+
+
+def _run_main(work: bytes, meeting: str, tcpport: int | str | None, search_path: Sequence[str]) -> Any:
+    search_as_driver_does(search_path)
+    os.environ[FOLDER_VARIABLE] = meeting
+    if tcpport is not None:
+        os.environ["TCP_PORT"] = str(tcpport)
+    function, args, kwargs = cloudpickle.loads(work)
+    return function(*args, **kwargs)
+
+
+def make_launcher(
+    name: str, *, folder: Any, slurm_kwargs: Mapping[str, Any] | None, start_method: str | None
+) -> Launcher:
+    if name == "mp":
+        return MpLauncher(start_method)
+    if name == "submitit":
+        return SubmititLauncher("swath_jobs" if folder is None else folder, slurm_kwargs)
+    if name in ("submitit_delayed", "folder"):
+        return FolderLauncher(folder)
+    raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}; got {name!r}")

@@ -1,0 +1,439 @@
+"""Node: what runs on a node, whatever the engine. A collector, told what to do from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+
+from swath.collectors.base import BaseCollector, Postprocessing
+from swath.collectors.distributed.payload import Bytes, pack_batch, unpack_tensors
+from swath.collectors.multi import MultiCollector
+from swath.collectors.multi_sync import MultiSyncCollector
+from swath.collectors.single import Collector
+from swath.collectors.sink import BufferSink, ExtendSink, make_sink
+from swath.collectors.trajectories import TrajectoryAssembler
+from swath.errors import CollectorClosed
+from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.delivery import TRAJ_IDS
+from swath.rollout.layout import Field
+from swath.rollout.loop import NoMail
+from swath.weight_update.weights import apply_weights
+from swath.workers.seeding import derived_seed, seed_process
+from swath.workers.worker import resolve_path
+
+
+@dataclass(frozen=True)
+class IdSpace:
+    """Which trajectory ids a node may use: ``first + k * stride`` for ``k`` of its own collector."""
+
+    first: int
+    stride: int
+
+    @classmethod
+    def of_node(cls, node: int, num_nodes: int) -> IdSpace:
+        """Nodes that are there from the start share ids out evenly; each that is added later has a range of its own.
+
+        >>> IdSpace.of_node(1, 4), IdSpace.of_node(4, 4).first == 2**40
+        (IdSpace(first=1, stride=4), True)
+        """
+        if node < num_nodes:
+            return cls(node, num_nodes)
+        return cls((node - num_nodes + 1) << 40, 1)
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """All that a node is made from; travels by cloudpickle, over ways that are the user's own."""
+
+    node: int
+    collector_class: Any
+    factories: Sequence[Any]
+    env_kwargs: Any
+    policy: Any
+    policy_factory: Callable[[], Any] | None
+    frames: int
+    collector_kwargs: Mapping[str, Any]
+    ids: IdSpace
+    base_seed: int
+    num_threads: int = 1
+    #: How often this node was started again.
+    life: int = 0
+    #: No id of its own collector below this is used.
+    first_own_id: int = 0
+
+
+@dataclass(frozen=True)
+class BufferPlan:
+    """How a node writes to a replay buffer by itself."""
+
+    buffer: Any
+    first_env: int
+    num_envs: int
+    post: Postprocessing
+    by_episode: bool
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """What a node says of itself once it is ready."""
+
+    #: Of a batch: ``[*lead, steps]``.
+    lead: tuple[int, ...]
+    fields: tuple[Field, ...]
+    #: Of each env that the seeds are counted over.
+    env: str
+    host: str
+    pid: int
+    has_weights: bool
+    #: Whether every batch has all its envs (else one after the other).
+    whole: bool = True
+    num_envs: int = 1
+
+
+class Order(NamedTuple):
+    """Collect a batch."""
+
+    number: int
+    steps: int
+    #: Deliver only the first envs; None for all.
+    num_envs: int | None = None
+    random_frames: int = 0
+    into_buffer: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of an order."""
+
+    number: int
+    shape: tuple[int, ...]
+    frames: int
+    #: Of the node's first env in this batch.
+    first_env: int
+    #: Its own collector's next trajectory id.
+    next_id: int
+    #: Trajectories that are no whole episodes.
+    fragments: tuple[int, ...] = ()
+    #: Of the order's random frames, how many were not taken.
+    random_left: int = 0
+    policy_version: int = 0
+    busy_s: float = 0.0
+    env_s: float = 0.0
+    policy_s: float = 0.0
+    pack_s: float = 0.0
+
+
+class ThreadMail(NoMail):
+    """Reaches a rollout from other threads of its process: what they ask for is done between two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: list[tuple[Callable[[], Any], threading.Event, list[Any]]] = []
+        self._lock = threading.Lock()
+        self._collecting = False
+
+    def begin(self) -> None:
+        with self._lock:
+            self._collecting = True
+
+    def end(self) -> None:
+        with self._lock:
+            self._collecting = False
+            self._do_all()
+
+    def read(self) -> None:
+        with self._lock:
+            self.waiting[0] = 0
+            self._do_all()
+
+    def _do_all(self) -> None:
+        for task, done, outcome in self._tasks:
+            try:
+                outcome.append(task())
+            except BaseException as error:
+                outcome.append(error)
+            done.set()
+        self._tasks.clear()
+
+    def run(self, task: Callable[[], Any]) -> Any:
+        """Do something while no step is taken."""
+        done, outcome = threading.Event(), []
+        with self._lock:
+            self._tasks.append((task, done, outcome))
+            if self._collecting:
+                self.waiting[0] = 1
+            else:
+                self._do_all()
+        done.wait()
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+        return outcome[0]
+
+
+@dataclass
+class _Writer:
+    """A node's own way into a replay buffer."""
+
+    plan: BufferPlan
+    sink: BufferSink | ExtendSink
+    assembler: TrajectoryAssembler | None = field(default=None)
+
+    @classmethod
+    def of(cls, plan: BufferPlan) -> _Writer:
+        sink = make_sink(plan.buffer, plan.num_envs, extend=True)
+        return cls(plan, sink, TrajectoryAssembler(1, "cat") if plan.by_episode else None)
+
+    def write(self, batch: TensorDictBase, first_env: int, fragments: Sequence[int]) -> None:
+        post = self.plan.post
+        batch = post.check(batch)
+        if self.assembler is None:
+            made = post.apply(batch)
+            self.sink.put(made, batch, self.plan.first_env + first_env, [made])
+            return
+        self.assembler.fragments |= set(fragments)
+        self.assembler.add(batch)
+        while (episode := self.assembler.pop()) is not None:
+            made = post.apply(episode)
+            self.sink.put(made, batch, self.plan.first_env + first_env, [made])
+
+
+class Node:
+    """A collector and its orders. ``collect`` is called from one thread at a time, all else from any."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+        torch.set_num_threads(plan.num_threads)
+        seed_process(plan.base_seed, plan.node, plan.life)
+        self._mail = ThreadMail()
+        self._ids = TrajectoryIds(plan.first_own_id)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "frames_per_batch=.* does not divide")  # the driver has said it
+            self._collector = self._make(plan)
+        #: Workers count from 0 in every life.
+        self._first_own_id = plan.first_own_id if isinstance(self._collector, MultiCollector) else 0
+        self._stream: Iterator[TensorDictBase] | None = None
+        #: Of a batch that was longer than what was asked for.
+        self._rest: TensorDictBase | None = None
+        self._fragments_told: set[int] = set()
+        self._writer: _Writer | None = None
+        self._busy = threading.Lock()
+        self._closed = False
+
+    def _make(self, plan: NodePlan) -> BaseCollector:
+        kind, kwargs = plan.collector_class, dict(plan.collector_kwargs)
+        common = {"frames_per_batch": plan.frames, "total_frames": -1, **kwargs}
+        if not issubclass(kind, MultiCollector):
+            return kind(
+                plan.factories[0],
+                plan.policy if plan.policy_factory is None else None,
+                policy_factory=plan.policy_factory,
+                create_env_kwargs=plan.env_kwargs,
+                worker_idx=plan.node,
+                traj_pool=self._ids,
+                mail=self._mail,
+                **common,
+            )
+        if kind is MultiCollector:
+            kind = MultiSyncCollector
+        return kind(
+            list(plan.factories),
+            plan.policy,
+            policy_factory=plan.policy_factory,
+            create_env_kwargs=plan.env_kwargs,
+            **common,
+        )
+
+    @property
+    def _own_rollout(self) -> Any:
+        return self._collector._rollout if isinstance(self._collector, Collector) else None
+
+    def describe(self) -> NodeDescription:
+        collector = self._collector
+        if isinstance(collector, Collector):
+            lead, fields = tuple(collector.env.batch_size), tuple(collector.fields)
+            env, has_weights = str(collector.env), isinstance(collector.policy, torch.nn.Module)
+            whole, num_envs = True, collector.env.batch_size.numel()
+        else:
+            assert isinstance(collector, MultiCollector)
+            about = collector._description
+            whole = collector._is_shared
+            if getattr(collector, "_cat", "stack") != "stack":
+                raise ValueError("cat_results is not for collectors on nodes: their envs are stacked")
+            lead = (len(collector._crew.members), *about.env_size) if whole else tuple(about.env_size)
+            fields, env, has_weights = about.fields, about.env, bool(collector._schemes)
+            num_envs = collector._num_envs
+        cpu = tuple(dataclasses.replace(f, device=torch.device("cpu")) for f in fields)
+        return NodeDescription(lead, cpu, env, socket.gethostname(), os.getpid(), has_weights, whole, num_envs)
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def collect(self, order: Order) -> tuple[Report, Bytes | None]:
+        with self._busy:
+            if self._closed:
+                raise CollectorClosed("this node was told to close")
+            started = time.perf_counter()
+            batch, first_env, random_left = self._collect(order)
+            busy_s = time.perf_counter() - started
+            self._name_trajectories(batch)
+            fragments = self._new_fragments()
+            payload = None
+            if order.into_buffer:
+                assert self._writer is not None
+                self._writer.write(batch, first_env, fragments)
+            else:
+                payload = pack_batch(self._fields, batch)
+            timing = None if self._own_rollout is None else self._own_rollout.timing
+            return Report(
+                order.number,
+                tuple(batch.shape),
+                batch.batch_size.numel(),
+                first_env,
+                self._next_id(),
+                tuple(fragments),
+                random_left,
+                self._collector._policy_version,  # type: ignore[attr-defined]
+                busy_s,
+                0.0 if timing is None else timing.env_s,
+                0.0 if timing is None else timing.policy_s,
+                time.perf_counter() - started - busy_s,
+            ), payload
+
+    @property
+    def _fields(self) -> tuple[Field, ...]:
+        if not hasattr(self, "_agreed_fields"):
+            self._agreed_fields = self.describe().fields
+        return self._agreed_fields
+
+    def _collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
+        """A batch, the number of its first env, and how many of the random frames were not taken."""
+        collector = self._collector
+        if isinstance(collector, Collector):
+            rollout = collector._rollout
+            rollout.random_frames_left = order.random_frames
+            self._mail.begin()
+            try:
+                batch = collector._collect_batch(order.steps, order.num_envs)
+            finally:
+                self._mail.end()
+            collector._iter += 1
+            left = max(0, rollout.random_frames_left)
+            return batch, 0, left
+        assert isinstance(collector, MultiCollector)
+        if self._rest is None or self._rest.shape[-1] < order.steps:
+            if self._stream is None:
+                self._stream = iter(collector)
+            with collector.lock:
+                collector._random_frames_left += order.random_frames
+            self._rest = next(self._stream)
+        batch, self._rest = self._rest, None
+        first_env = collector._first_env
+        if order.steps < batch.shape[-1]:  # at the end: what is left may be asked for by another order
+            self._rest = batch[..., order.steps :]
+            batch = batch[..., : order.steps]
+        if order.num_envs is not None:
+            batch = batch.reshape(-1, batch.shape[-1])[: order.num_envs]
+        return batch, first_env, 0
+
+    def _name_trajectories(self, batch: TensorDictBase) -> None:
+        ids = batch.get(TRAJ_IDS, None)
+        if ids is not None:
+            ids.mul_(self._plan.ids.stride).add_(self._global_id(0))
+
+    def _global_id(self, own: int) -> int:
+        return (own + self._first_own_id) * self._plan.ids.stride + self._plan.ids.first
+
+    def _new_fragments(self) -> list[int]:
+        rollout = self._own_rollout
+        if rollout is None:
+            return []
+        new = rollout.boundaries.fragments - self._fragments_told
+        self._fragments_told |= new
+        return [self._global_id(fragment) for fragment in new]
+
+    def _next_id(self) -> int:
+        if isinstance(self._collector, MultiCollector):
+            pages = [member.page.integer("next_traj_id") for member in self._collector._fleet.members]
+            return max(pages) + self._first_own_id
+        return self._ids.next_id
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def set_weights(self, data: Bytes, version: int, model_id: str = "policy") -> None:
+        """Applied as a whole between two steps, also in the middle of a batch."""
+        weights = unpack_tensors(data)
+        collector = self._collector
+        if isinstance(collector, MultiCollector):
+            with collector.lock:
+                collector._policy_version = version - 1
+                collector.update_policy_weights_(weights=weights, model_id=model_id)
+            return
+        assert isinstance(collector, Collector)
+        model = collector.policy if model_id == "policy" else resolve_path(collector, model_id)
+
+        def apply() -> None:
+            apply_weights(model, weights)
+            collector._policy_version = self._mail.policy_version = version
+
+        self._mail.run(apply)
+
+    # -- calls: between two orders ---------------------------------------------------------------------------------
+
+    def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """A method of this class, or else of its collector."""
+        method = getattr(self, f"_do_{name}", None)
+        if method is None:
+            method = getattr(self._collector, name)
+        with self._busy:
+            return method(*args, **(kwargs or {}))
+
+    def _do_set_seed(self, seed: int, static_seed: bool) -> int | None:
+        collector = self._collector
+        following = collector.set_seed(seed, static_seed)  # type: ignore[attr-defined]
+        if isinstance(collector, Collector):  # as a worker process does it, so that the data are the same
+            collector._random_stream.seed(derived_seed(seed, self._plan.node))
+            seed_process(seed if following is None else following, self._plan.node)
+        self._drop_episodes()
+        return following
+
+    def _do_give_up(self) -> None:
+        """Frames were collected that nobody got: the episodes they are of must not go on."""
+        if isinstance(self._collector, Collector):
+            self._collector._rollout.give_up()
+        elif isinstance(self._collector, MultiCollector):
+            self._collector.reset()
+        self._drop_episodes()
+
+    def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
+        self._collector.load_state_dict(state, strict)  # type: ignore[attr-defined]
+        self._mail.policy_version = self._collector._policy_version  # type: ignore[attr-defined]
+        self._stream = None
+        self._drop_episodes()
+
+    def _do_write_to(self, plan: BufferPlan | None) -> None:
+        self._writer = None if plan is None else _Writer.of(plan)
+
+    def _drop_episodes(self) -> None:
+        self._rest = None
+        if self._writer is not None and self._writer.assembler is not None:
+            self._writer.assembler.drop_all()
+
+    def ask_to_stop(self) -> None:
+        """End the batch under way after the step that is being taken."""
+        self._mail.ask_to_stop()
+
+    def close(self) -> None:
+        self._closed = True
+        self._mail.ask_to_stop()
+        with suppress(Exception):
+            self._collector.shutdown(timeout=2.0, raise_on_error=False)

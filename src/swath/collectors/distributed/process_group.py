@@ -1,0 +1,587 @@
+"""DistributedCollector: nodes that are reached by torch.distributed.
+
+Driver and node have a process group of the two of them, so that nodes cannot disturb each other: one that is lost
+breaks its own group only, and there are as many connections as nodes. Both sides say every few seconds that they are
+there; whoever hears nothing for ``node_timeout_s`` gives the other up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+import uuid
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from swath.collectors.distributed.addresses import (
+    LOOPBACK,
+    is_loopback,
+    listen,
+    own_address,
+    resolve,
+    warn_if_open,
+)
+from swath.collectors.distributed.driver import NodesCollector
+from swath.collectors.distributed.engine import Engine
+from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket, make_launcher
+from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.payload import Bytes
+from swath.collectors.distributed.wire import (
+    CALL,
+    CLOSE,
+    COLLECT,
+    DONE,
+    FAILED,
+    HELLO,
+    PING,
+    WEIGHTS,
+    Link,
+    LinkBroken,
+    Message,
+    describe_error,
+    pack_value,
+    proof,
+    revive_error,
+    unpack_value,
+)
+from swath.errors import NodeLost
+from swath.rollout.layout import Field
+from swath.weight_update.nodes import DistributedWeightSyncScheme
+from swath.workers import pickling
+
+#: As in other libraries of this kind.
+DEFAULT_PORT = 10003
+BACKENDS = ("gloo", "nccl")
+_PINGS_PER_TIMEOUT = 4
+_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_SAY_WHY = 1.0
+
+
+def _body_device(backend: str, rank: int) -> torch.device | None:
+    if backend != "nccl":
+        return None
+    if not torch.cuda.is_available():
+        raise RuntimeError("backend='nccl' needs CUDA, which this machine (or this build of torch) has not; use 'gloo'")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def make_device(address: str) -> Any:
+    try:
+        return ProcessGroupGloo.create_device(hostname=address)
+    except RuntimeError:
+        raise ValueError(
+            f"address={address!r} is not an address of this machine: give one that nodes can reach it by (`ip addr`)"
+        ) from None
+
+
+def _describe(about: NodeDescription) -> dict[str, Any]:
+    fields = [[list(f.key), list(f.shape), str(f.dtype).removeprefix("torch.")] for f in about.fields]
+    return {**asdict(about), "fields": fields, "lead": list(about.lead)}
+
+
+def _described(about: dict[str, Any]) -> NodeDescription:
+    fields = tuple(
+        Field(tuple(key), torch.Size(shape), getattr(torch, dtype)) for key, shape, dtype in about.pop("fields")
+    )
+    return NodeDescription(fields=fields, lead=tuple(about.pop("lead")), **about)
+
+
+def _reported(about: dict[str, Any]) -> Report:
+    return Report(**{**about, "shape": tuple(about["shape"]), "fragments": tuple(about["fragments"])})
+
+
+# -- the driver's side -------------------------------------------------------------------------------------------------
+
+
+class _RemoteNode:
+    """A node, as the engine knows it: its process, its link, and what was asked of it."""
+
+    def __init__(self, number: int, process: NodeProcess) -> None:
+        self.number = number
+        self.process = process
+        self.link: Link | None = None
+        self.asked: dict[int, tuple[int, Future[Any]]] = {}
+        self.next_number = 1
+        self.lock = threading.Lock()
+        self.loss: NodeLost | None = None
+        self.leaving = False
+        self.listener: threading.Thread | None = None
+
+    def ask(self, kind: int, about: Any = None, body: Any = None) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self.lock:
+            if self.loss is not None:
+                future.set_exception(_again(self.loss))
+                return future
+            number, self.next_number = self.next_number, self.next_number + 1
+            self.asked[number] = kind, future
+        assert self.link is not None
+        with suppress(LinkBroken):  # whoever listens will say so
+            self.link.send(kind, number, about, body)
+        return future
+
+    def listen(self) -> None:
+        assert self.link is not None
+        try:
+            while not self.leaving:
+                message = self.link.receive()
+                if message.kind != PING:
+                    self._take(message)
+        except LinkBroken as broken:
+            if not self.leaving:
+                self.lose(str(broken))
+        except Exception as error:  # a message that is none of ours
+            self.lose(f"it sent something that cannot be read ({type(error).__name__}: {error})")
+
+    def _take(self, message: Message) -> None:
+        assert self.link is not None
+        with self.lock:
+            kind, future = self.asked.pop(message.number)
+        self.link.answered(message.number)
+        if message.kind == FAILED:
+            future.set_exception(revive_error(message.about, self.number))
+        elif kind == COLLECT:
+            future.set_result((_reported(message.about), message.body))
+        elif kind == HELLO:
+            future.set_result(_described(message.about))
+        else:
+            future.set_result(None if message.body is None else unpack_value(message.body))
+
+    def lose(self, why: str) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_SAY_WHY
+        while (how := self.process.has_ended()) is None and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        loss = NodeLost(f"node {self.number} was lost: {how or why}.", self.number)
+        with self.lock:
+            self.loss = loss
+            asked, self.asked = list(self.asked.values()), {}
+        for _, future in asked:
+            future.set_exception(_again(loss))
+        if self.link is not None:
+            self.link.close()
+
+
+def _again(loss: NodeLost) -> NodeLost:
+    """Another one with the same words: notes are added to each."""
+    return NodeLost(str(loss), loss.worker)
+
+
+class ProcessGroupEngine:
+    """See ``Engine``."""
+
+    name = "torch.distributed"
+    orders_per_node = 2
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        backend: str,
+        address: str,
+        port: int,
+        secret: str | None,
+        node_timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        self._launcher = launcher
+        self.restarts = launcher.restarts
+        self._backend = backend
+        self._address = resolve(address)
+        self._secret = secret
+        self._timeout_s = node_timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._nodes: dict[int, _RemoteNode] = {}
+        self._closed = threading.Event()
+        self._run = uuid.uuid4().hex
+        self._device: Any = make_device(self._address)
+        listening = listen(address, port)
+        self.port = listening.getsockname()[1]
+        self._store: Any = TCPStore(
+            self._address,
+            self.port,
+            None,
+            True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+            timeout=timedelta(seconds=start_timeout_s),
+        )
+        threading.Thread(target=self._ping, name="swath-ping", daemon=True).start()
+
+    def _ping(self) -> None:
+        while not self._closed.wait(self._timeout_s / _PINGS_PER_TIMEOUT):
+            for node in list(self._nodes.values()):
+                if node.link is not None and node.loss is None and not node.leaving:
+                    with suppress(LinkBroken):
+                        node.link.send(PING)
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def launch(self, plan: NodePlan) -> Future[NodeDescription]:
+        future: Future[NodeDescription] = Future()
+        ticket = Ticket(
+            node=plan.node,
+            life=plan.life,
+            engine=__name__,
+            plan=pickling.dumps(plan),
+            where={
+                "address": self._address,
+                "port": self.port,
+                "name": f"{self._run}/{plan.node}/{plan.life}",
+                "backend": self._backend,
+                "secret": self._secret,
+                "node_timeout_s": self._timeout_s,
+                "start_timeout_s": self._start_timeout_s,
+            },
+        )
+        node = self._nodes[plan.node] = _RemoteNode(plan.node, self._launcher.start(ticket))
+        threading.Thread(target=self._meet, args=(node, ticket, future), name="swath-meet", daemon=True).start()
+        return future
+
+    def _meet(self, node: _RemoteNode, ticket: Ticket, future: Future[NodeDescription]) -> None:
+        try:
+            name = ticket.where["name"]
+            self._await_arrival(node, name)
+            node.link = Link(
+                self._store,
+                name,
+                0,
+                self._device,
+                timeout_s=self._timeout_s,
+                start_timeout_s=self._start_timeout_s,
+                body_device=_body_device(self._backend, 0),
+            )
+            nonce = secrets.token_hex(16)
+            if self._secret is not None:
+                self._check_secret(node, nonce)
+            hello = node.ask(HELLO, None)
+            node.listener = threading.Thread(target=node.listen, name=f"swath-node-{node.number}", daemon=True)
+            node.listener.start()
+            hello.add_done_callback(lambda done: _pass_on(done, future))
+        except Exception as error:
+            how = node.process.has_ended()
+            lost = NodeLost(f"node {node.number} could not be reached: {how or error}", node.number)
+            future.set_exception(lost)
+
+    def _await_arrival(self, node: _RemoteNode, name: str) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        while not self._store.check([f"{name}/here"]):
+            if self._closed.is_set():
+                raise RuntimeError("the collector was shut down")
+            if (how := node.process.has_ended()) is not None:
+                raise RuntimeError(how)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it did not come within {self._start_timeout_s:g} s")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _check_secret(self, node: _RemoteNode, nonce: str) -> None:
+        """Each side proves to the other that it knows the secret; nobody says it."""
+        link, secret = node.link, self._secret
+        assert link is not None
+        assert secret is not None
+        link.send(HELLO, 0, {"nonce": nonce})
+        answer = link.receive().about
+        expected = proof(secret, nonce, f"node{node.number}")
+        if not secrets.compare_digest(answer["proof"], expected):
+            raise PermissionError("it does not know the secret")
+        link.send(HELLO, 0, {"proof": proof(secret, answer["nonce"], "driver")})
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def collect(self, node: int, order: Order) -> Future[tuple[Report, Bytes | None]]:
+        return self._nodes[node].ask(COLLECT, list(order))
+
+    def share(self, weights: Bytes) -> Bytes:
+        return weights
+
+    def set_weights(self, node: int, shared: Bytes, version: int, model_id: str) -> Future[None]:
+        return self._nodes[node].ask(WEIGHTS, [version, model_id], shared)
+
+    def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._nodes[node].ask(CALL, name, pack_value([list(args), kwargs]))
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def end(self, node: int) -> None:
+        self._end([self._nodes.pop(node)], 1.0)
+
+    def _end(self, nodes: list[_RemoteNode], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for node in nodes:
+            node.leaving = True
+            if node.link is not None and node.loss is None:
+                with suppress(LinkBroken):
+                    node.link.send(CLOSE)
+        for node in nodes:
+            if node.listener is not None and node.loss is None:  # the node closes its end when it has left
+                node.listener.join(max(0.1, deadline - time.monotonic()))
+            node.process.end(max(0.1, deadline - time.monotonic()))
+            if node.link is not None:
+                with suppress(Exception):
+                    node.link.close()
+            if node.listener is not None:
+                node.listener.join(1.0)
+            node.link = None
+
+    def close(self, timeout_s: float) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._end(list(self._nodes.values()), timeout_s)
+        self._launcher.close()
+        self._nodes.clear()
+        self._device = self._store = None
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Sent, and received."""
+        links = [node.link for node in self._nodes.values() if node.link is not None]
+        return sum(link.num_bytes_sent for link in links), sum(link.num_bytes_received for link in links)
+
+
+def _pass_on(done: Future[Any], future: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_exception(error)
+
+
+# -- the node's side ---------------------------------------------------------------------------------------------------
+
+
+def serve(ticket: Ticket) -> None:
+    """Be a node until the driver says that it is done, or is gone."""
+    where = ticket.where
+    address = where["address"]
+    own = LOOPBACK if is_loopback(address) else own_address(address, where["port"])
+    store = TCPStore(address, where["port"], None, False, timeout=timedelta(seconds=where["start_timeout_s"]))
+    store.set(f"{where['name']}/here", own)
+    link = Link(
+        store,
+        where["name"],
+        1,
+        make_device(own),
+        timeout_s=where["node_timeout_s"],
+        start_timeout_s=where["start_timeout_s"],
+        body_device=_body_device(where["backend"], ticket.node + 1),
+    )
+    _NodeServer(link, ticket).run()
+
+
+class _NodeServer:
+    """The main thread collects; others listen, apply weights, and say that all is well."""
+
+    def __init__(self, link: Link, ticket: Ticket) -> None:
+        self._link = link
+        self._ticket = ticket
+        self._node: Node | None = None
+        self._work: SimpleQueue[Message | None] = SimpleQueue()
+        self._weights: SimpleQueue[Message] = SimpleQueue()
+        self._left = threading.Event()
+        self._lost: str | None = None
+        self._unsent: deque[Any] = deque()
+
+    def run(self) -> None:
+        secret = self._ticket.where["secret"]
+        if secret is not None:
+            self._check_secret(secret)
+        for target in (self._listen, self._apply_weights, self._ping):
+            threading.Thread(target=target, name=f"swath{target.__name__}", daemon=True).start()
+        while (message := self._work.get()) is not None:
+            self._do(message)
+        self._left.set()
+        if self._node is not None:
+            self._node.close()
+        self._link.close()
+        if self._lost is not None:
+            raise NodeLost(f"node {self._ticket.node} has lost its driver: {self._lost}", self._ticket.node)
+
+    def _check_secret(self, secret: str) -> None:
+        nonce = secrets.token_hex(16)
+        asked = self._link.receive().about
+        mine = proof(secret, asked["nonce"], f"node{self._ticket.node}")
+        self._link.send(HELLO, 0, {"proof": mine, "nonce": nonce})
+        if not secrets.compare_digest(self._link.receive().about["proof"], proof(secret, nonce, "driver")):
+            raise PermissionError("the driver does not know the secret")
+
+    def _ping(self) -> None:
+        while not self._left.wait(self._link.timeout_s / _PINGS_PER_TIMEOUT):
+            with suppress(LinkBroken):
+                self._link.send(PING)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._link.receive()
+                if message.kind == CLOSE:
+                    break
+                if message.kind == WEIGHTS:
+                    self._weights.put(message)
+                elif message.kind != PING:
+                    self._work.put(message)
+        except LinkBroken as broken:
+            self._lost = str(broken)
+        except Exception as error:
+            self._lost = f"{type(error).__name__}: {error}"
+        self._leave()
+
+    def _leave(self) -> None:
+        self._left.set()
+        if self._node is not None:
+            self._node.ask_to_stop()
+        self._work.put(None)
+        # A step that does not end must not keep the process.
+        threading.Thread(target=self._leave_anyway, name="swath-leave", daemon=True).start()
+
+    def _leave_anyway(self) -> None:
+        time.sleep(5.0)
+        os._exit(1)
+
+    def _apply_weights(self) -> None:
+        while True:
+            self._answer(self._weights.get(), self._set_weights)
+
+    def _set_weights(self, message: Message) -> tuple[Any, Any]:
+        version, model_id = message.about
+        assert self._node is not None
+        self._node.set_weights(message.body, version, model_id)  # type: ignore[arg-type]
+        return None, None
+
+    def _do(self, message: Message) -> None:
+        if message.kind == COLLECT:
+            self._answer(message, self._collect)
+        elif message.kind == CALL:
+            self._answer(message, self._call)
+        else:
+            self._answer(message, self._make)
+
+    def _answer(self, message: Message, do: Any) -> None:
+        try:
+            try:
+                about, body = do(message)
+            except BaseException as error:
+                self._link.send(FAILED, message.number, describe_error(error))
+            else:
+                self._link.send(DONE, message.number, about, body)
+        except LinkBroken:
+            pass  # whoever listens knows
+
+    def _make(self, message: Message) -> tuple[Any, Any]:
+        self._node = Node(self._ticket.make_plan())
+        return _describe(self._node.describe()), None
+
+    def _collect(self, message: Message) -> tuple[Any, Any]:
+        assert self._node is not None
+        report, payload = self._node.collect(Order(*message.about))
+        return asdict(report), payload
+
+    def _call(self, message: Message) -> tuple[Any, Any]:
+        assert self._node is not None
+        args, kwargs = unpack_value(message.body)  # type: ignore[arg-type]
+        value = self._node.call(message.about, args, kwargs)
+        return None, None if value is None else pack_value(value)
+
+
+# -- the collectors ----------------------------------------------------------------------------------------------------
+
+
+class DistributedCollector(NodesCollector):
+    """Collects on nodes that are reached by ``torch.distributed``. Arguments are those of ``NodesCollector``, and:
+
+    Args:
+        backend: "gloo", or "nccl" to let batches and weights pass through GPUs.
+        launcher: "mp" (the default) for processes of this machine; "submitit" for Slurm jobs; "submitit_delayed" in a
+            function that ``submitit_delayed_launcher`` decorates; "folder" for nodes that ``swath node`` starts.
+        slurm_kwargs: submitit's parameters for jobs.
+        folder: where jobs keep their files, and where nodes find their tickets.
+        address: of this machine, for nodes of others; by default only this machine can reach the collector.
+        tcp_port: to listen on; by default the environment's ``TCP_PORT``, or one that is free.
+        secret: nodes must know it, too (they are told by the launcher); needed where others can reach the address.
+        node_timeout_s: after how long without a sign of life a node, or the driver, is given up.
+        mp_start_method: of "mp".
+
+    >>> collector = DistributedCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=100, sync=True)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([2, 25]), torch.Size([2, 25])]
+    """
+
+    _scheme_class = DistributedWeightSyncScheme
+
+    def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
+        own = take_launch_arguments(others)
+        own["backend"] = others.pop("backend", None) or "gloo"
+        own["secret"] = others.pop("secret", None)
+        own["node_timeout_s"] = float(others.pop("node_timeout_s", 10.0))
+        if own["backend"] not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {own['backend']!r}")
+        return own
+
+    def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
+        address, secret = own["address"], own["secret"]
+        _body_device(own["backend"], 0)
+        warn_if_open(address, secret, type(self).__name__, "give secret=, which all nodes must know, or use a firewall")
+        launcher = launcher_for(type(self).__name__, own)
+        return ProcessGroupEngine(
+            launcher,
+            backend=own["backend"],
+            address=address,
+            port=own["tcp_port"],
+            secret=secret,
+            node_timeout_s=own["node_timeout_s"],
+            start_timeout_s=self._start_timeout_s,
+        )
+
+
+class DistributedSyncCollector(DistributedCollector):
+    """A ``DistributedCollector`` with ``sync=True``, that sends the policy's weights after every ``update_interval``
+    batches.
+
+    >>> collector = DistributedSyncCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=50)
+    >>> [batch.shape for batch in collector]
+    [torch.Size([2, 25])]
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, *, update_interval: int = 1, **kwargs: Any) -> None:
+        self._closed = True
+        if not kwargs.pop("sync", True):
+            raise ValueError("a DistributedSyncCollector has sync=True; use DistributedCollector(..., sync=False)")
+        super().__init__(create_env_fn, policy, sync=True, update_interval=update_interval, **kwargs)
+
+
+def take_launch_arguments(others: dict[str, Any]) -> dict[str, Any]:
+    port = others.pop("tcp_port", None)
+    if port is None:
+        port = os.environ.get("TCP_PORT", 0)
+    return {
+        "launcher": others.pop("launcher", None) or "mp",
+        "slurm_kwargs": others.pop("slurm_kwargs", None),
+        "folder": others.pop("folder", None),
+        "address": others.pop("address", None) or LOOPBACK,
+        "tcp_port": int(port),
+        "mp_start_method": others.pop("mp_start_method", None),
+    }
+
+
+def launcher_for(who: str, own: dict[str, Any]) -> Launcher:
+    launcher = make_launcher(
+        own["launcher"],
+        folder=own["folder"],
+        slurm_kwargs=own["slurm_kwargs"],
+        start_method=own["mp_start_method"],
+    )
+    if launcher.leaves_machine and own["launcher"] == "submitit" and is_loopback(own["address"]):
+        raise ValueError(
+            f"{who}: jobs of a Slurm cluster cannot reach {own['address']}; give address=, the name or address of this "
+            "machine that they can reach, and secret="
+        )
+    return launcher

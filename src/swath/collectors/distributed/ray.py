@@ -1,0 +1,253 @@
+"""RayCollector: nodes that are Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+
+from swath.collectors.distributed.driver import NodesCollector
+from swath.collectors.distributed.engine import Engine
+from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.payload import Bytes
+from swath.errors import NodeLost
+from swath.integrations.ray import import_ray, start_ray
+from swath.weight_update.nodes import RayWeightSyncScheme
+from swath.workers import pickling
+from swath.workers.channel import Packed, pack, unpack
+
+#: What an actor asks of Ray by default; give ``remote_configs`` for more.
+DEFAULT_REMOTE_CONFIG: dict[str, Any] = {"num_cpus": 1}
+#: Weights are applied while a batch is collected, so they need a thread of their own.
+_CONTROL = "control"
+
+
+class _Actor:
+    """What Ray runs. Exceptions are returned, so that they come out with their own type."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+
+    def make(self, plan: bytes) -> Any:
+        def make() -> NodeDescription:
+            self._node = Node(cloudpickle.loads(plan))
+            return self._node.describe()
+
+        return _attempt(make)
+
+    def collect(self, order: Order) -> Any:
+        assert self._node is not None
+        node = self._node
+        return _attempt(lambda: node.collect(order))
+
+    def set_weights(self, weights: Bytes, version: int, model_id: str) -> Any:
+        assert self._node is not None
+        node = self._node
+        return _attempt(lambda: node.set_weights(weights, version, model_id))
+
+    def call(self, request: bytes) -> Any:
+        assert self._node is not None
+        node = self._node
+        return _attempt(lambda: pickling.dumps(node.call(*cloudpickle.loads(request))))
+
+    def close(self) -> None:
+        if self._node is not None:
+            self._node.close()
+
+
+def _attempt(do: Any) -> Any:
+    try:
+        return do()
+    except BaseException as error:
+        return pack(error)
+
+
+class RayEngine:
+    """See ``Engine``."""
+
+    name = "Ray"
+    restarts = True
+    orders_per_node = 2
+
+    def __init__(self, remote_configs: Sequence[Mapping[str, Any]], ray_init_config: Mapping[str, Any] | None) -> None:
+        self._ray = import_ray()
+        self._configs = remote_configs
+        self._started_ray = start_ray(ray_init_config)
+        self.actors: dict[int, Any] = {}
+        self._closed = False
+
+    def launch(self, plan: NodePlan) -> Future[NodeDescription]:
+        ray = self._ray
+
+        class SwathNode(_Actor):
+            set_weights = ray.method(concurrency_group=_CONTROL)(_Actor.set_weights)
+            close = ray.method(concurrency_group=_CONTROL)(_Actor.close)
+
+        config = {**DEFAULT_REMOTE_CONFIG, **self._configs[plan.node % len(self._configs)]}
+        remote = ray.remote(**config, max_restarts=0, concurrency_groups={_CONTROL: 1})(SwathNode)
+        actor = self.actors[plan.node] = remote.remote()
+        return self._promise(plan.node, actor.make.remote(pickling.dumps(plan)))
+
+    def collect(self, node: int, order: Order) -> Future[tuple[Report, Bytes | None]]:
+        return self._promise(node, self.actors[node].collect.remote(order))
+
+    def share(self, weights: Bytes) -> Any:
+        return self._ray.put(weights)
+
+    def set_weights(self, node: int, shared: Any, version: int, model_id: str) -> Future[None]:
+        return self._promise(node, self.actors[node].set_weights.remote(shared, version, model_id))
+
+    def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        request = pickling.dumps((name, args, kwargs))
+        return self._promise(node, self.actors[node].call.remote(request), cloudpickle.loads)
+
+    def _promise(self, node: int, reference: Any, read: Any = None) -> Future[Any]:
+        """A reference as a future, which takes no thread and no polling however many there are."""
+        promise: Future[Any] = Future()
+
+        def keep(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                promise.set_exception(self._lost(node, error))
+                return
+            value = done.result()
+            if isinstance(value, Packed):
+                promise.set_exception(unpack(value, node, f"node {node}"))
+            else:
+                promise.set_result(value if read is None else read(value))
+
+        reference.future().add_done_callback(keep)
+        return promise
+
+    def _lost(self, node: int, error: BaseException) -> BaseException:
+        known = self._ray.exceptions
+        if isinstance(
+            error, (known.RayActorError, known.NodeDiedError, known.ObjectLostError, known.WorkerCrashedError)
+        ):
+            words = " ".join(line.strip() for line in str(error).splitlines()[:1] if line.strip())
+            return NodeLost(f"node {node} was lost: {words}", node)
+        return error
+
+    def end(self, node: int) -> None:
+        actor = self.actors.pop(node, None)
+        if actor is not None:
+            with suppress(Exception):
+                self._ray.kill(actor, no_restart=True)
+
+    def close(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        ray = self._ray
+        if not ray.is_initialized():
+            return
+        leaving = [actor.close.remote() for actor in self.actors.values()]
+        if leaving:  # workers of theirs are ended in order; those of a killed one notice by themselves
+            with suppress(Exception):
+                ray.wait(leaving, num_returns=len(leaving), timeout=timeout_s)
+        for node in list(self.actors):
+            self.end(node)
+        if self._started_ray:
+            ray.shutdown()
+
+
+class _Done:
+    """What ``async_shutdown`` returns, for those who await it."""
+
+    def __await__(self) -> Any:
+        return iter(())
+
+
+class RayCollector(NodesCollector):
+    """Collects in Ray actors. Arguments are those of ``NodesCollector``, and:
+
+    Args:
+        ray_init_config: for ``ray.init``; a cluster of this machine by default, which ends with the collector. Where
+            Ray runs already, it is used as it is.
+        remote_configs: what an actor asks of Ray (``num_cpus``, ``num_gpus``, ``memory``, ``resources``,
+            ``runtime_env`` …); a dict, or a list with one for each.
+        replay_buffer: actors write to a ``swath.data.RayReplayBuffer`` by themselves; to any other, this process does.
+
+    >>> collector = RayCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=50, sync=True)  # doctest: +SKIP
+    >>> [batch.shape for batch in collector]  # doctest: +SKIP
+    [torch.Size([2, 25])]
+    """
+
+    _scheme_class = RayWeightSyncScheme
+    _both_update_rules_are_fine = True
+    _engine: RayEngine  # type: ignore[assignment]
+
+    def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
+        configs = others.pop("remote_configs", None) or {}
+        others.pop("use_env_creator", None)  # whatever can be called, or pickled, is fine
+        return {
+            "remote_configs": [configs] if isinstance(configs, Mapping) else list(configs),
+            "ray_init_config": others.pop("ray_init_config", None),
+        }
+
+    def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
+        configs = own["remote_configs"]
+        if len(configs) not in (1, num_nodes):
+            raise ValueError(f"remote_configs has {len(configs)} entries for {num_nodes} nodes")
+        return RayEngine(configs, own["ray_init_config"])  # type: ignore[return-value]
+
+    def _can_reach(self, replay_buffer: Any) -> bool:
+        from swath.data.ray_buffer import RayReplayBuffer
+
+        return isinstance(replay_buffer, RayReplayBuffer)
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """The actors."""
+        return list(self._engine.actors.values())
+
+    @property
+    def num_collectors(self) -> int:
+        return self.num_nodes
+
+    @property
+    def local_policy(self) -> Any:
+        return self.policy
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_collectors: int | None = None,
+        *,
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        policy_factory: Any = None,
+        collector_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """More nodes, with the newest weights; each adds as many frames to a ``sync`` batch as the others have."""
+        from swath.collectors.distributed.driver import list_nodes
+
+        self._still("add_collectors")
+        first = self._members[0].plan
+        plans = [
+            self._make_plan(
+                len(self._members) + i,
+                factory,
+                create_env_kwargs,
+                first.policy_factory if policy_factory is None else policy_factory,
+                collector_kwargs,
+            )
+            for i, factory in enumerate(list_nodes(create_env_fn, num_collectors))
+        ]
+        self._launch(plans)
+        if "policy" in self._schemes and self.policy is not None:
+            self._send("policy", None, [plan.node for plan in plans], self._policy_version)
+        if self._writes_itself:
+            for member in self._alive:
+                self._let_node_write(member, self._num_envs)
+
+    def stop_remote_collectors(self) -> None:
+        """End the actors, and with them this collector."""
+        self.shutdown()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
+        """As of every collector; it may be awaited, too."""
+        super().async_shutdown(timeout, close_env)
+        return _Done()

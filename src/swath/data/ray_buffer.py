@@ -1,0 +1,309 @@
+"""RayReplayBuffer: a replay buffer in an actor of Ray's, that collectors on nodes write to and a learner samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+
+from swath.collectors.distributed.payload import Bytes, pack_tensordict, unpack_tensordict
+from swath.data.replay_buffer import ReplayBuffer
+from swath.data.storages import TensorStorage, mark_ends
+from swath.errors import NodeLost
+from swath.integrations.ray import import_ray, start_ray
+from swath.workers import pickling
+from swath.workers.channel import Packed, pack, unpack
+
+_WRITE, _SAMPLE = "write", "sample"
+#: How long a call of ``sample(wait=True)`` stays with the actor before it is asked whether the collector still runs.
+_SECONDS_BETWEEN_QUESTIONS = 0.5
+
+
+class _Actor:
+    """What Ray runs. Exceptions are returned, so that they come out with their own type."""
+
+    def __init__(self, made: bytes) -> None:
+        kind, kwargs = cloudpickle.loads(made)
+        self._buffer: ReplayBuffer = kind(**kwargs)
+        self._writer: str | None = None
+
+    def about(self) -> dict[str, Any]:
+        return {"appends": self._buffer.writer.appends, "batch_size": self._buffer.batch_size}
+
+    def write_rows(self, data: Bytes, first_track: int | None, writer: str, num_tracks: int) -> Any:
+        def write() -> Any:
+            self._prepare(writer, num_tracks)
+            return self._buffer.write_rows(unpack_tensordict(data), first_track).numpy()
+
+        return _attempt(write)
+
+    def write_mixed(self, data: Bytes, env_index: np.ndarray, writer: str, num_tracks: int) -> Any:
+        def write() -> None:
+            self._prepare(writer, num_tracks)
+            self._buffer.write_mixed(unpack_tensordict(data), env_index)
+
+        return _attempt(write)
+
+    def _prepare(self, writer: str, num_tracks: int) -> None:
+        """Once for every collector, however many nodes it has."""
+        if writer and writer != self._writer:
+            self._writer = writer
+            self._buffer.prepare_tracks(num_tracks)
+
+    def end_tracks(self, first: int, count: int) -> None:
+        """Whoever wrote there will not go on with what it was in."""
+        storage = self._buffer.storage
+        if isinstance(storage, TensorStorage) and storage.memory is not None:
+            num_tracks = storage.tracks.num_tracks
+            mark_ends(storage.memory, range(min(first, num_tracks - 1), min(first + count, num_tracks)))
+
+    def extend(self, data: bytes | Bytes) -> Any:
+        def extend() -> Any:
+            given = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
+            return self._buffer.extend(given).numpy()
+
+        return _attempt(extend)
+
+    def sample(self, size: int | None, wait: bool, timeout: float | None) -> Any:
+        def sample() -> Any:
+            data, info = self._buffer.sample(size, return_info=True, wait=wait, timeout=timeout)
+            plain = {key: value for key, value in info.items() if isinstance(key, str)}
+            if is_tensor_collection(data):
+                return pack_tensordict(data), cloudpickle.dumps(plain)  # type: ignore[arg-type]
+            return cloudpickle.dumps(data), cloudpickle.dumps(plain)
+
+        return _attempt(sample)
+
+    def call(self, name: str, args: bytes) -> Any:
+        def call() -> Any:
+            positional, keywords = cloudpickle.loads(args)
+            value = getattr(self._buffer, name)
+            return pickling.dumps(value(*positional, **keywords) if callable(value) else value)
+
+        return _attempt(call)
+
+    def length(self) -> int:
+        return len(self._buffer)
+
+
+def _attempt(do: Any) -> Any:
+    try:
+        return do()
+    except BaseException as error:
+        return pack(error)
+
+
+class RayReplayBuffer:
+    """A ``ReplayBuffer`` that lives in Ray. It is used like one; it may be pickled, to be used by other actors.
+
+    Args:
+        replay_buffer_cls: what lives there; ``ReplayBuffer`` by default.
+        remote_config: what its actor asks of Ray (``num_cpus``, ``memory``, ``resources`` …).
+        ray_init_config: for ``ray.init``, where Ray does not run yet.
+        kwargs: for ``replay_buffer_cls``. Give storage, sampler and writer as functions that make them
+            (``lambda: LazyTensorStorage(100_000)``), or as objects that were not used yet.
+
+    >>> rb = RayReplayBuffer(storage=lambda: LazyTensorStorage(100_000), batch_size=256)  # doctest: +SKIP
+    >>> collector = RayCollector([make_env] * 4, policy, frames_per_batch=1000, replay_buffer=rb)  # doctest: +SKIP
+    >>> collector.start()  # doctest: +SKIP
+    >>> batch = rb.sample(wait=True)  # doctest: +SKIP
+    """
+
+    rate_limiter = None
+
+    def __init__(
+        self,
+        *,
+        replay_buffer_cls: type[ReplayBuffer] = ReplayBuffer,
+        remote_config: Mapping[str, Any] | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("rate_limiter") is not None:
+            raise TypeError("RayReplayBuffer has no rate_limiter: writers of other machines would have to ask it")
+        ray = import_ray()
+        self._started_ray = start_ray(ray_init_config)
+
+        class SwathReplayBuffer(_Actor):
+            write_rows = ray.method(concurrency_group=_WRITE)(_Actor.write_rows)
+            write_mixed = ray.method(concurrency_group=_WRITE)(_Actor.write_mixed)
+            extend = ray.method(concurrency_group=_WRITE)(_Actor.extend)
+            end_tracks = ray.method(concurrency_group=_WRITE)(_Actor.end_tracks)
+            sample = ray.method(concurrency_group=_SAMPLE)(_Actor.sample)
+
+        options = {"num_cpus": 0, **(remote_config or {})}
+        groups = {_WRITE: 1, _SAMPLE: 1}
+        made = pickling.dumps((replay_buffer_cls, kwargs))
+        self._actor: Any = ray.remote(**options, concurrency_groups=groups)(SwathReplayBuffer).remote(made)
+        self._set_up(None, 0)
+        about = self._get(self._actor.about.remote())
+        self.writer = SimpleNamespace(appends=about["appends"])
+        self._batch_size = about["batch_size"]
+
+    def _set_up(self, writer: str | None, num_tracks: int) -> None:
+        self._ray = import_ray()
+        self._writer_name = writer
+        self._num_tracks = num_tracks
+        self._sources: list[Any] = []
+
+    def _get(self, reference: Any) -> Any:
+        try:
+            value = self._ray.get(reference)
+        except self._ray.exceptions.RayActorError as error:
+            first = str(error).splitlines()[0]
+            raise NodeLost(f"the actor of this RayReplayBuffer, and all that was in it, is lost: {first}") from None
+        if isinstance(value, Packed):
+            raise unpack(value, -1, "the actor of a RayReplayBuffer")
+        return value
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return cloudpickle.loads(self._get(self._actor.call.remote(name, pickling.dumps((args, kwargs)))))
+
+    def for_writer(self, name: str) -> RayReplayBuffer:
+        """This buffer for a collector's nodes: all that have the same name share its tracks."""
+        other = object.__new__(type(self))
+        other.__setstate__({**self.__getstate__(), "writer_name": name})
+        return other
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def prepare_tracks(self, num_tracks: int) -> None:
+        """With the first frames that are written."""
+        self._num_tracks = num_tracks
+        if self._writer_name is None:
+            self._writer_name = f"{id(self)}-{time.monotonic_ns()}"
+
+    def write_rows(self, rows: TensorDictBase, first_track: int | None = None) -> torch.Tensor:
+        """Add frames ``[envs, steps]``; returns when they are there."""
+        data = pack_tensordict(rows)
+        writer = self._writer_name or ""
+        slots = self._get(self._actor.write_rows.remote(data, first_track, writer, self._num_tracks))
+        return torch.from_numpy(np.array(slots))
+
+    def write_mixed(self, frames: TensorDictBase, env_index: np.ndarray) -> None:
+        """Add frames ``[n]`` of many envs."""
+        data = pack_tensordict(frames)
+        self._get(self._actor.write_mixed.remote(data, env_index, self._writer_name or "", self._num_tracks))
+
+    def end_tracks(self, first: int, count: int) -> None:
+        self._get(self._actor.end_tracks.remote(first, count))
+
+    def extend(self, data: Any) -> torch.Tensor:
+        sent = pack_tensordict(data) if isinstance(data, TensorDictBase) else pickling.dumps(data)
+        return torch.from_numpy(np.array(self._get(self._actor.extend.remote(sent))))
+
+    def add(self, data: Any) -> Any:
+        return self._call("add", data)
+
+    def may_write(self) -> bool:
+        return True
+
+    def attach(self, source: Any) -> None:
+        """A collector writes to this buffer from now on."""
+        if any(known.is_running() for known in self._sources):
+            raise RuntimeError("another collector is writing to this buffer; give each its own")
+        self._sources = [source]
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """As ``ReplayBuffer.sample``."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            patience = _SECONDS_BETWEEN_QUESTIONS if left is None else max(0.0, min(left, _SECONDS_BETWEEN_QUESTIONS))
+            running = any(source.is_running() for source in self._sources)
+            try:
+                data, info = self._get(self._actor.sample.remote(batch_size, wait, patience if wait else None))
+            except TimeoutError:
+                for source in self._sources:
+                    source.raise_failure()
+                if self._sources and not running:
+                    raise RuntimeError("there are not enough frames to sample, and no collector is writing") from None
+                if left is not None and left <= 0:
+                    raise
+                continue
+            read = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
+            return (read, cloudpickle.loads(info)) if return_info else read
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        self._call("update_priority", index, priority)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        self._call("update_tensordict_priority", data)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._call("__getitem__", index)
+
+    def __len__(self) -> int:
+        return self._get(self._actor.length.remote())
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.sample()
+
+    @property
+    def write_count(self) -> int:
+        return self._call("write_count")
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._batch_size
+
+    def empty(self) -> None:
+        self._call("empty")
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._call("state_dict")
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._call("load_state_dict", state_dict)
+
+    def dumps(self, path: Any) -> None:
+        """Save to a folder of the machine that the actor is on."""
+        self._call("dumps", path)
+
+    def loads(self, path: Any) -> None:
+        self._call("loads", path)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the actor; what was in it is gone."""
+        if self._ray.is_initialized() and self._actor is not None:
+            self._ray.kill(self._actor)
+            if self._started_ray:
+                self._ray.shutdown()
+        self._actor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "actor": self._actor,
+            "appends": self.writer.appends,
+            "batch_size": self._batch_size,
+            "writer_name": self._writer_name,
+            "num_tracks": self._num_tracks,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._actor = state["actor"]
+        self.writer = SimpleNamespace(appends=state["appends"])
+        self._batch_size = state["batch_size"]
+        self._started_ray = False
+        self._set_up(state["writer_name"], state["num_tracks"])
+
+    def __repr__(self) -> str:
+        return f"RayReplayBuffer({self._actor})"

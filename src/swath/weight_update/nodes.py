@@ -1,0 +1,107 @@
+"""Weight schemes for nodes: weights travel as one piece of bytes, by the engine that the nodes run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import torch
+
+from swath.errors import WeightSyncError
+from swath.weight_update.scheme import WeightSyncScheme
+
+
+class NodeWeightSyncScheme(WeightSyncScheme):
+    """Base of the schemes of distributed collectors: they carry the weights, the scheme says to whom and waits.
+
+    Args:
+        strategy, sync, timeout_s: see ``WeightSyncScheme``.
+    """
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._under_way: dict[int, Future[None]] = {}
+        #: What each node was sent last: the tensors' engine form, and the version.
+        self._last_sent: dict[int, tuple[Any, int]] = {}
+
+    def init_on_sender(self, *, model_id: str | None = None, context: Any = None, **others: Any) -> None:
+        if context is None or any(value is not None for value in others.values()):
+            raise ValueError(
+                f"{type(self).__name__} needs context=, a distributed collector: give it to one as weight_sync_schemes="
+            )
+        if self._role is not None:
+            raise RuntimeError(f"this scheme is a {self._role} already; make another one")
+        import weakref
+
+        self.model_id = model_id or "policy"
+        self._context = weakref.ref(context)
+        self._lock = context.lock
+        self._role = "sender"
+        self._connected = True
+
+    def _send(self, weights: Any, worker_ids: Any, version: int | None) -> None:
+        """For users who call ``send`` themselves: as if the collector had been asked."""
+        nodes = None if worker_ids is None else [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        self._get_context().update_policy_weights_(weights=weights, model_id=self.model_id, worker_ids=nodes)
+
+    def send_to(self, tensors: Mapping[str, torch.Tensor], nodes: Sequence[int] | None, version: int) -> None:
+        """Pack once, send to these nodes (all by default)."""
+        with self._lock:
+            self.finish()
+            context = self._get_context()
+            shared = context.share_weights(tensors)
+            for node in range(context.num_workers) if nodes is None else nodes:
+                self._post(node, shared, version)
+            if self.sync:
+                self.finish()
+
+    def _post(self, node: int, shared: Any, version: int) -> None:  # type: ignore[override]
+        self._last_sent[node] = shared, version
+        future = self._get_context().post_weights(node, shared, version, self.model_id)
+        if future is not None:
+            self._under_way[node] = future
+
+    def resend(self, worker: int) -> None:
+        """To a node that was started again: what its predecessor was sent last; waits until it is applied."""
+        if worker in self._last_sent:
+            shared, version = self._last_sent[worker]
+            future = self._get_context().post_weights(worker, shared, version, self.model_id)
+            self._wait(worker, future)
+        self._under_way.pop(worker, None)
+
+    def _finish(self) -> None:
+        while self._under_way:
+            node, future = next(iter(self._under_way.items()))
+            try:
+                self._wait(node, future)
+            except WeightSyncError:
+                self._under_way.clear()
+                raise
+            except Exception as error:
+                del self._under_way[node]
+                self._get_context().weights_failed(node, error)
+            else:
+                self._under_way.pop(node, None)
+
+    def _wait(self, node: int, future: Future[None]) -> None:
+        try:
+            future.result(self.timeout_s)
+        except FutureTimeout:
+            raise WeightSyncError(
+                f"node {node} did not apply the weights within {self.timeout_s:g} s; a step of the env may take longer "
+                "than that (timeout_s=)"
+            ) from None
+
+
+class RayWeightSyncScheme(NodeWeightSyncScheme):
+    """For ``RayCollector``: one ``ray.put`` for all nodes."""
+
+
+class DistributedWeightSyncScheme(NodeWeightSyncScheme):
+    """For ``DistributedCollector``: over its process group."""
+
+
+class RPCWeightSyncScheme(NodeWeightSyncScheme):
+    """For ``RPCCollector``."""

@@ -1,0 +1,502 @@
+"""DistributedCollector: real processes, real gloo. What all collectors of nodes share is tested here, too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from counting import CountingEnv, assert_consistent, make_counting
+from leaks import no_leaks, wait_until  # noqa: F401
+from policies_for_tests import deterministic
+from swath.collectors import Collector, MultiSyncCollector
+from swath.collectors.distributed import DistributedCollector, DistributedSyncCollector
+from swath.collectors.distributed.addresses import is_loopback, own_address
+from swath.collectors.distributed.wire import pack_value, unpack_value
+from swath.data import LazyTensorStorage, ReplayBuffer
+from swath.envs import SerialEnv
+from swath.errors import BackgroundFailed, CollectorClosed, EnvError, NodeLost
+from swath.weight_update import DistributedWeightSyncScheme, SharedMemWeightSyncScheme
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def make(**kwargs: Any) -> DistributedCollector:
+    return DistributedCollector([make_counting] * 2, **{"policy": deterministic(), "frames_per_batch": 20, **kwargs})
+
+
+def pids(collector: Any) -> list[int]:
+    return [node["pid"] for node in collector.stats()["nodes"]]
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+
+
+class FailingEnv(CountingEnv):
+    def step(self, action: Any) -> Any:
+        if self.step_count == 7:
+            raise ArithmeticError("seven is too much")
+        return super().step(action)
+
+
+class SleepingEnv(CountingEnv):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+
+
+def test_same_bytes_as_worker_processes() -> None:
+    """The same seed gives the same data wherever it is collected, also with a policy that draws."""
+    from policies_for_tests import stochastic
+
+    collected = []
+    for kind, kwargs in ((MultiSyncCollector, {"num_workers": 2}), (DistributedCollector, {"sync": True})):
+        torch.manual_seed(3)
+        collector = kind([make_counting] * 2, stochastic(), frames_per_batch=40, total_frames=120, **kwargs)
+        collector.set_seed(5)
+        collected.append(torch.cat(list(collector), -1))
+    mine, theirs = (batch.exclude(("collector", "traj_ids")) for batch in collected)
+    assert mine.shape == theirs.shape == (2, 60)
+    assert (mine == theirs).all()
+
+
+def test_endless_by_default() -> None:
+    with make() as collector:
+        assert collector.total_frames == float("inf")
+        batches = iter(collector)
+        assert sum(next(batches).numel() for _ in range(30)) == 600
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_random_frames_are_exact(sync: bool) -> None:
+    policy = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+    collector = make(policy=policy, sync=sync, init_random_frames=53, total_frames=200)
+    actions = torch.cat([batch["action"].reshape(-1, 3) for batch in collector])
+    assert int(actions.any(-1).sum()) == 53
+
+
+def test_every_frame_has_its_version() -> None:
+    with make(policy=torch.nn.Linear(4, 3), track_policy_version=True, update_after_each_batch=True) as collector:
+        batches = iter(collector)
+        versions = torch.cat([next(batches)["policy_version"].reshape(-1) for _ in range(12)])
+        assert versions.min() == 0
+        assert versions.max() >= 6
+        assert collector.policy_version == 12
+
+
+@pytest.mark.parametrize(("rule", "expected"), [({"max_weight_update_interval": 3}, 4), ({"update_interval": 2}, 6)])
+def test_weights_are_sent_by_rule(rule: dict[str, int], expected: int) -> None:
+    with DistributedCollector([make_counting], torch.nn.Linear(4, 3), frames_per_batch=10, **rule) as collector:
+        batches = iter(collector)
+        for _ in range(12):
+            next(batches)
+        assert collector.policy_version == expected
+
+
+def test_weights_arrive_in_the_middle_of_a_batch() -> None:
+    """A batch of 100 steps of 20 ms takes two seconds; an update must not wait for it."""
+    policy = torch.nn.Linear(4, 3)
+    with DistributedCollector(
+        [lambda: SleepingEnv(0.02)], policy, frames_per_batch=100, track_policy_version=True
+    ) as collector:
+        batches = iter(collector)
+        taking = threading.Thread(target=lambda: got.append(next(batches)))
+        got: list[Any] = []
+        taking.start()
+        assert wait_until(lambda: collector.stats()["nodes"][0]["orders_under_way"] > 0)
+        started = time.monotonic()
+        collector.update_policy_weights_()
+        assert time.monotonic() - started < 1.0
+        taking.join()
+        assert got[0]["policy_version"].unique().tolist() in ([0, 1], [1])
+
+
+def test_sync_collector_sends_weights_with_every_batch() -> None:
+    policy = torch.nn.Linear(4, 3)
+    collector = DistributedSyncCollector(
+        [make_counting] * 2, policy, frames_per_batch=20, total_frames=80, track_policy_version=True
+    )
+    collector.set_seed(0)
+    assert [batch["policy_version"].unique().tolist() for batch in collector] == [[0], [1], [2], [3]]
+
+
+def test_trajs_per_batch_and_postproc() -> None:
+    collector = make(trajs_per_batch=3, total_frames=400, postproc=lambda batch: batch.set("seen", batch["action"] * 0))
+    for batch in collector:
+        assert batch.shape[0] == 3
+        assert "seen" in batch.keys()
+        assert (batch["observation"][:, 0, 1] == 0).all()
+
+
+def test_scheme_of_one_machine_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes a DistributedWeightSyncScheme"):
+        make(weight_sync_schemes={"policy": SharedMemWeightSyncScheme()})
+    with make(weight_sync_schemes={"policy": DistributedWeightSyncScheme(sync=False)}) as collector:
+        for _ in range(3):
+            collector.update_policy_weights_()
+        next(iter(collector))
+        assert collector.policy_version == 3
+
+
+def test_policy_factory_and_weights_from_here() -> None:
+    policy = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+    collector = make(policy=policy, policy_factory=lambda: torch.nn.Linear(4, 3), total_frames=40)
+    assert not torch.cat([batch["action"].reshape(-1) for batch in collector]).any()
+
+
+def test_arguments_that_contradict_each_other() -> None:
+    with pytest.raises(RuntimeError, match="does not divide over 2 nodes"):
+        make(frames_per_batch=21, sync=True)
+    with pytest.raises(RuntimeError, match="not both"):
+        make(update_after_each_batch=True, max_weight_update_interval=2)
+    with pytest.raises(TypeError, match="did you mean 'launcher'"):
+        make(luncher="mp")
+    with pytest.raises(ValueError, match="launcher must be one of mp, submitit"):
+        make(launcher="kubernetes")
+    with pytest.raises(ValueError, match="backend must be one of gloo, nccl"):
+        make(backend="mpi")
+    with pytest.raises(ValueError, match="on_node_loss"):
+        make(on_node_loss="hope")
+    with pytest.raises(ValueError, match="an argument of DistributedCollector"):
+        make(collector_kwargs={"total_frames": 3})
+    with pytest.raises(ValueError, match="Collector itself"):
+        Collector(make_counting, backend="process", backend_options={"sync": True}, frames_per_batch=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_nccl_without_cuda() -> None:
+    with pytest.raises(RuntimeError, match="use 'gloo'"):
+        make(backend="nccl")
+
+
+def test_nodes_must_be_alike() -> None:
+    with pytest.raises(EnvError, match="node 1 .* delivers other data than node 0"):
+        DistributedCollector([make_counting, lambda: SerialEnv(2, make_counting)], frames_per_batch=20)
+
+
+def test_values_that_can_be_sent() -> None:
+    import numpy as np
+
+    state = {"a": [1, (2.5, "x")], "rng": {"big": 2**100, "key": np.arange(4, dtype=np.uint32)}, "t": torch.ones(2)}
+    got = unpack_value(pack_value(state))
+    assert got["a"] == [1, (2.5, "x")]
+    assert got["rng"]["big"] == 2**100
+    assert got["rng"]["key"].dtype == np.uint32
+    assert got["rng"]["key"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(TypeError, match="a RayCollector can"):
+        pack_value(object())
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_killed_node_is_an_error_that_names_it(sync: bool) -> None:
+    with make(sync=sync) as collector:
+        batches = iter(collector)
+        next(batches)
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(NodeLost, match="node 1 was lost: killed by SIGKILL") as caught:
+            for _ in range(100):
+                next(batches)
+        assert time.monotonic() - started < 15
+        assert "restart_nodes=1" in caught.value.__notes__[0]
+        with pytest.raises(CollectorClosed):
+            next(iter(collector))
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_collection_goes_on_with_the_rest(sync: bool) -> None:
+    with make(sync=sync, on_node_loss="continue", total_frames=400, track_worker=True) as collector:
+        batches = iter(collector)
+        got = [next(batches) for _ in range(2)]
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match="goes on with 1 of 2"):
+            got += list(batches)
+        assert sum(batch.numel() for batch in got) == 400
+        assert got[-2]["collector", "worker"].unique().tolist() == [1]
+        assert_consistent(got)
+        assert collector.stats()["nodes"][0]["alive"] is False
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_node_is_started_again(sync: bool, workers: int) -> None:
+    """At random instants; ids are not used again, and the newest weights are there before the first new frame."""
+    policy = torch.nn.Linear(4, 3)
+    frames = 20 * workers
+    with make(
+        policy=policy,
+        sync=sync,
+        frames_per_batch=frames,
+        restart_nodes=2,
+        num_workers_per_collector=workers,
+        total_frames=frames * 60,
+        track_policy_version=True,
+        track_worker=True,
+    ) as collector:
+        batches, got = iter(collector), []
+        dice = random.Random(sync)
+        kills = {dice.randrange(5, 25): 0, dice.randrange(26, 50): 1}
+        collector.update_policy_weights_()
+        collector.update_policy_weights_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            for number in range(60):
+                if number in kills:
+                    os.kill(pids(collector)[kills[number]], signal.SIGKILL)
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                got.append(batch)
+        assert sum(batch.numel() for batch in got) == frames * 60
+        assert all((batch["policy_version"] == 2).all() for batch in got)
+        assert [node["restarts"] for node in collector.stats()["nodes"]] == [1, 1]
+        # A trajectory that was cut by a kill is a beginning of one; its id never comes again.
+        by_id: dict[int, list[torch.Tensor]] = {}
+        for batch in got:
+            for row in batch.reshape(-1, batch.shape[-1]):
+                ids = row["collector", "traj_ids"]
+                for traj_id in ids.unique().tolist():
+                    by_id.setdefault(traj_id, []).append(row["observation"][ids == traj_id][:, 1])
+        for pieces in by_id.values():
+            steps = torch.cat(pieces)
+            assert torch.equal(steps, torch.arange(len(steps), dtype=steps.dtype))
+
+
+def test_what_an_env_raises_keeps_its_type() -> None:
+    with (
+        DistributedCollector([make_counting, FailingEnv], frames_per_batch=20) as collector,
+        pytest.raises(ArithmeticError, match="seven is too much") as caught,
+    ):
+        list(collector)
+    notes = "\n".join(caught.value.__notes__)
+    assert "in step 7 of this batch" in notes
+    assert "raised in node 1" in notes
+    assert "FailingEnv" in str(caught.value.__cause__) or "seven" in str(caught.value.__cause__)
+
+
+def test_an_env_that_cannot_be_made() -> None:
+    def broken() -> Any:
+        raise FileNotFoundError("no such level")
+
+    with pytest.raises(FileNotFoundError, match="no such level") as caught:
+        DistributedCollector([make_counting, broken], frames_per_batch=20)
+    assert "while node 1" in "\n".join(caught.value.__notes__)
+
+
+def test_ctrl_c_leaves_the_collector_usable() -> None:
+    with DistributedCollector(
+        [lambda: SleepingEnv(0.01)] * 2, torch.nn.Linear(4, 3), frames_per_batch=60, sync=True
+    ) as collector:
+        batches = iter(collector)
+        next(batches)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        again = next(iter(collector))
+        assert again.shape == (2, 30)
+
+
+def test_nodes_end_with_their_driver() -> None:
+    """Also if it is killed."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            collector = make()
+            next(iter(collector))
+            os.write(write, " ".join(map(str, pids(collector))).encode())
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(write)
+    text = os.read(read, 100)
+    os.close(read)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    nodes = [int(pid) for pid in text.split()]
+    assert len(nodes) == 2
+    assert wait_until(lambda: all(is_gone(pid) for pid in nodes), 15)
+
+
+def test_a_node_that_hears_nothing_gives_up() -> None:
+    """The driver stops (as Ctrl-Z does): nodes take it for gone after node_timeout_s, and leave."""
+    with make(node_timeout_s=1.0) as collector:
+        next(iter(collector))
+        stopped = pids(collector)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            with pytest.raises(NodeLost, match="node 0 was lost"):
+                for _ in range(1000):
+                    next(iter(collector))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
+
+
+# -- secrets and addresses ---------------------------------------------------------------------------------------------
+
+
+def test_only_this_machine_can_reach_it() -> None:
+    with make() as collector:
+        listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        port = f"{collector._engine.port:04X}"
+        mine = [address for address in listening if address.endswith(":" + port)]
+        assert mine
+        assert all(address.startswith("0100007F") for address in mine)
+
+
+def test_an_open_address_without_a_secret_warns() -> None:
+    address = own_address("192.0.2.1", 9)  # of the interface that leads away from here
+    if is_loopback(address):
+        pytest.skip("this machine has no address but loopback")
+    with pytest.warns(UserWarning, match=rf"listens on {address}.* give secret="):
+        collector = make(address=address, total_frames=20)
+    assert sum(batch.numel() for batch in collector) == 20
+    with pytest.raises(ValueError, match="not an address of this machine"):
+        make(address="192.0.2.77", secret="quince")
+
+
+def test_a_secret_is_asked_for() -> None:
+    collector = make(secret="quince", total_frames=40)
+    assert sum(batch.numel() for batch in collector) == 40
+
+
+def test_whoever_does_not_know_the_secret_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from swath.collectors.distributed import launchers
+
+    start = launchers.MpLauncher.start
+    monkeypatch.setattr(
+        launchers.MpLauncher,
+        "start",
+        lambda self, ticket: start(self, replace(ticket, where={**ticket.where, "secret": "quine"})),
+    )
+    with pytest.raises(NodeLost, match="does not know the secret"):
+        make(secret="quince")
+
+
+# -- buffers, background, state ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_into_a_replay_buffer_in_the_background(sync: bool) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=16)
+    collector = make(replay_buffer=buffer, sync=sync)
+    collector.start()
+    assert buffer.sample(wait=True, timeout=20).shape == (16,)
+    with collector.pause():
+        before = buffer.write_count
+        assert collector.state_dict()["frames"] == before
+        assert buffer.write_count == before
+    assert wait_until(lambda: buffer.write_count > before)
+    os.kill(pids(collector)[0], signal.SIGKILL)
+    with pytest.raises(BackgroundFailed, match="node 0 was lost"):
+        for _ in range(2000):
+            buffer.sample(2000, wait=True, timeout=10)
+    with pytest.raises(BackgroundFailed):
+        collector.async_shutdown()
+
+
+def test_looking_into_nodes() -> None:
+    with make() as collector:
+        next(iter(collector))
+        stats = collector.stats()
+        assert stats["engine"] == "torch.distributed"
+        assert [node["node"] for node in stats["nodes"]] == [0, 1]
+        assert all(node["fps"] > 0 for node in stats["nodes"] if node["batches"])
+        assert collector.get_distant_attr("worker_idx") == [0, 1]
+        assert "DistributedCollector(2 nodes" in repr(collector)
+        with pytest.raises(TypeError, match="a RayCollector can"):
+            collector.getattr_env("action_spec")
+
+
+# -- other launchers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_submitit(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    collector = make(
+        launcher="submitit", folder=tmp_path, slurm_kwargs={"cluster": "local"}, sync=True, total_frames=100
+    )
+    nodes = pids(collector)
+    got = list(collector)
+    assert_consistent(got)
+    assert sum(batch.numel() for batch in got) == 100
+    assert wait_until(lambda: all(is_gone(pid) for pid in nodes))
+
+
+@pytest.mark.timeout(120)
+def test_submitit_delayed(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    from swath.collectors.distributed import submitit_delayed_launcher
+
+    local = {"cluster": "local", "timeout_min": 5}
+
+    @submitit_delayed_launcher(
+        num_jobs=2, submitit_main_conf=local, submitit_collection_conf=local, folder=tmp_path / "jobs"
+    )
+    def train(frames: int) -> int:
+        collector = DistributedCollector(
+            [make_counting] * 2, frames_per_batch=20, total_frames=frames, launcher="submitit_delayed", sync=True
+        )
+        return sum(batch.numel() for batch in collector)
+
+    assert train(100) == 100
+    assert not list((tmp_path / "jobs").glob("nodes-*"))
+    with pytest.raises(NotImplementedError, match="framework"):
+        submitit_delayed_launcher(num_jobs=1, framework="mpi")
+
+
+def test_delayed_launcher_outside_of_its_function() -> None:
+    with pytest.raises(ValueError, match="submitit_delayed_launcher decorates"):
+        make(launcher="submitit_delayed")
+
+
+def test_nodes_that_are_started_by_hand(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    folder = tmp_path / "nodes"
+    commands = [
+        subprocess.Popen([sys.executable, "-m", "swath.cli.main", "node", str(folder), str(i), "--wait", "60"])
+        for i in range(2)
+    ]
+    collector = make(launcher="folder", folder=folder, sync=True, total_frames=100)
+    assert sum(batch.numel() for batch in collector) == 100
+    assert [command.wait(20) for command in commands] == [0, 0]
+    missing = subprocess.run(
+        [sys.executable, "-m", "swath.cli.main", "node", str(folder), "7", "--wait", "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert missing.returncode == 1
+    assert "no driver has put a ticket for node 7" in missing.stderr
