@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: setup demo test test-all test-torchrl lint types bench docs clean help
+.PHONY: setup demo test test-all test-torchrl test-distributed lint types bench docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
 	@echo "make test    set up, then lint, types and tests"
 	@echo "make test-all  as make test, with the tests that take minutes"
 	@echo "make test-torchrl  what needs TorchRL"
+	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
@@ -52,6 +53,10 @@ test-torchrl: $(VENV)-torchrl/.installed
 # With what takes minutes: every layout in new interpreters, hundreds of kills.
 test-all: setup lint types
 	$(BIN)/pytest -m "slow or not slow"
+
+# Longer tests of collectors on nodes, and what needs Ray.
+test-distributed: setup
+	$(BIN)/pytest -m "slow or not slow" tests/test_distributed.py tests/test_ray.py tests/test_rpc.py tests/test_two_hosts.py tests/test_examples.py
 
 bench:
 	$(MAKE) --no-print-directory -C benchmarks bench

@@ -173,8 +173,11 @@ def all_multi(method: str) -> list[Kind]:
     return [*made, one_worker(method)]
 
 
-DISTRIBUTED = all_on_nodes(DistributedCollector)
-KINDS = [single(1), single(3), *all_multi("forkserver"), *CENTRAL, *DISTRIBUTED]
+DISTRIBUTED = [
+    pytest.param(kind, marks=pytest.mark.slow if i == 5 else ())
+    for i, kind in enumerate(all_on_nodes(DistributedCollector))
+]
+KINDS = [single(1), single(3), *all_multi("forkserver"), *CENTRAL]
 #: A new interpreter takes seconds to import torch, so most of these are run by `make test-all` only.
 SPAWNED = [
     pytest.param(kind, marks=() if kind.envs == 2 and "in 1" in kind.name else pytest.mark.slow)
@@ -205,7 +208,7 @@ def fields(batch: TensorDict) -> dict[Any, torch.dtype]:
     return {key: leaf.dtype for key, leaf in batch.items(True, True) if key not in (("collector", "env"), "env_index")}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *SPAWNED], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, *SPAWNED, *DISTRIBUTED], ids=str)
 def test_contract(kind: Kind) -> None:
     check_contract(kind)
 

@@ -42,6 +42,14 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
+def len_of(tensor: torch.Tensor) -> int:
+    return tensor.numel()
+
+
+def take(batches: Any, count: int) -> list[Any]:
+    return [next(batches) for _ in range(count)]
+
+
 class FailingEnv(CountingEnv):
     def step(self, action: Any) -> Any:
         if self.step_count == 7:
@@ -144,7 +152,7 @@ def test_trajs_per_batch_and_postproc() -> None:
     collector = make(trajs_per_batch=3, total_frames=400, postproc=lambda batch: batch.set("seen", batch["action"] * 0))
     for batch in collector:
         assert batch.shape[0] == 3
-        assert "seen" in batch.keys()
+        assert batch.get("seen", None) is not None
         assert (batch["observation"][:, 0, 1] == 0).all()
 
 
@@ -193,7 +201,7 @@ def test_nccl_without_cuda() -> None:
 
 
 def test_nodes_must_be_alike() -> None:
-    with pytest.raises(EnvError, match="node 1 .* delivers other data than node 0"):
+    with pytest.raises(EnvError, match=r"node 1 .* delivers other data than node 0"):
         DistributedCollector([make_counting, lambda: SerialEnv(2, make_counting)], frames_per_batch=20)
 
 
@@ -221,8 +229,7 @@ def test_a_killed_node_is_an_error_that_names_it(sync: bool) -> None:
         os.kill(pids(collector)[1], signal.SIGKILL)
         started = time.monotonic()
         with pytest.raises(NodeLost, match="node 1 was lost: killed by SIGKILL") as caught:
-            for _ in range(100):
-                next(batches)
+            take(batches, 100)
         assert time.monotonic() - started < 15
         assert "restart_nodes=1" in caught.value.__notes__[0]
         with pytest.raises(CollectorClosed):
@@ -352,11 +359,211 @@ def test_a_node_that_hears_nothing_gives_up() -> None:
         os.kill(stopped, signal.SIGSTOP)
         try:
             with pytest.raises(NodeLost, match="node 0 was lost"):
-                for _ in range(1000):
-                    next(iter(collector))
+                take(iter(collector), 1000)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
+
+
+def unbroken(batches: list[Any]) -> None:
+    """Frames of an id are its first ones, without a gap."""
+    by_id: dict[int, list[torch.Tensor]] = {}
+    for batch in batches:
+        for row in batch.reshape(-1, batch.shape[-1]):
+            ids = row["collector", "traj_ids"]
+            for traj_id in ids.unique().tolist():
+                by_id.setdefault(traj_id, []).append(row["observation"][ids == traj_id][:, 1])
+    for traj_id, pieces in by_id.items():
+        steps = torch.cat(pieces)
+        assert torch.equal(steps, torch.arange(len(steps), dtype=steps.dtype)), (traj_id, steps)
+
+
+def press_ctrl_c_after(seconds: float) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_ctrl_c_while_one_node_is_late_leaves_no_gap() -> None:
+    """What the fast one had delivered is dropped, so its episode must not go on; random frames are still due."""
+    with DistributedCollector(
+        [lambda: CountingEnv(1000), lambda: SleepingEnv(0.02)],
+        torch.nn.Linear(4, 3),
+        frames_per_batch=60,
+        sync=True,
+        init_random_frames=120,
+    ) as collector:
+        batches = iter(collector)
+        got = [next(batches)]
+        press_ctrl_c_after(0.2)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert collector._random_frames_left <= 60
+        got += take(iter(collector), 3)
+        unbroken(got)
+        assert collector._random_frames_left == 0
+
+
+def test_ctrl_c_while_weights_are_sent_loses_nothing() -> None:
+    with DistributedCollector(
+        [lambda: SleepingEnv(0.3)], torch.nn.Linear(4, 3), frames_per_batch=2, update_after_each_batch=True
+    ) as collector:
+        got = take(iter(collector), 1)
+        for _ in range(3):
+            press_ctrl_c_after(0.75)
+            with contextlib.suppress(KeyboardInterrupt):
+                for batch in collector:
+                    got.append(batch)
+        got += take(iter(collector), 2)
+        unbroken(got)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_shutdown_from_another_thread_wakes_whoever_waits(sync: bool) -> None:
+    collector = DistributedCollector(
+        [lambda: SleepingEnv(0.5)] * 2, torch.nn.Linear(4, 3), frames_per_batch=40, sync=sync
+    )
+    ended: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(collector)
+        except BaseException as error:
+            ended.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert wait_until(lambda: all(node["orders_under_way"] for node in collector.stats()["nodes"]))
+    collector.shutdown(timeout=1)
+    consumer.join(10)
+    assert [type(error) for error in ended] == [CollectorClosed]
+
+
+def test_versions_do_not_overtake_each_other() -> None:
+    with make(policy=torch.nn.Linear(4, 3), track_policy_version=True) as collector:
+        threads = [threading.Thread(target=collector.update_policy_weights_) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert collector.get_distant_attr("policy_version") == [20, 20]
+
+
+def test_a_question_that_cannot_be_answered_costs_no_restart() -> None:
+    with make(restart_nodes=1) as collector:
+        before = pids(collector)
+        with pytest.raises(AttributeError, match="typo"):
+            collector.getattr_env("typo")
+        assert pids(collector) == before
+
+
+@pytest.mark.parametrize("on_loss", [{"restart_nodes": 1}, {"on_node_loss": "continue"}])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_questions_to_a_node_that_is_gone(on_loss: dict[str, Any]) -> None:
+    from swath.envs import next_seed
+
+    with make(policy=torch.nn.Linear(4, 3), **on_loss) as collector:
+        take(iter(collector), 2)
+        collector.update_policy_weights_()
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        assert collector.set_seed(5) == next_seed(next_seed(5))
+        state = collector.state_dict()
+        assert state["node1"]["policy_version"] == 1
+        assert ("node0" in state) == ("restart_nodes" in on_loss)
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        if "restart_nodes" in on_loss:
+            assert len(collector.get_distant_attr("worker_idx")) == 2
+            unbroken(take(iter(collector), 5))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_was_loaded_survives_a_restart() -> None:
+    """Weights, version and ids."""
+    policy = torch.nn.Linear(4, 3)
+    with make(policy=policy, restart_nodes=1, track_policy_version=True) as collector:
+        take(iter(collector), 3)
+        with torch.no_grad():
+            policy.bias.fill_(7.0)
+        collector.update_policy_weights_()
+        used = max(int(batch["collector", "traj_ids"].max()) for batch in take(iter(collector), 3))
+        state = collector.state_dict()
+    with torch.no_grad():
+        policy.bias.fill_(-1.0)  # trained, and not sent
+    with make(policy=policy, restart_nodes=1, track_policy_version=True) as collector:
+        collector.load_state_dict(state)
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        got = take(iter(collector), 8)
+        assert all((batch["policy_version"] == 1).all() for batch in got)
+        assert [bias.tolist() for bias in collector.get_distant_attr("policy.bias")] == [[7.0] * 3] * 2
+        assert min(int(batch["collector", "traj_ids"].min()) for batch in got) > used - 2 * 20
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_restart_that_fails_is_tried_again_within_the_budget(tmp_path: Path) -> None:
+    flag = tmp_path / "broken"
+
+    def fragile() -> Any:
+        if flag.exists():
+            os._exit(3)
+        return make_counting()
+
+    with DistributedCollector(
+        [make_counting, fragile], frames_per_batch=20, restart_nodes=2, on_node_loss="continue", total_frames=400
+    ) as collector:
+        batches = iter(collector)
+        got = take(batches, 2)
+        flag.touch()
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        got += list(batches)
+        assert sum(batch.numel() for batch in got) == 400
+        assert collector.stats()["nodes"][1]["restarts"] == 2
+        assert collector.num_nodes == 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_random_frames_of_workers_on_nodes(kind: str) -> None:
+    policy = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+    collector = make(
+        policy=policy,
+        collector_class=kind,
+        num_workers_per_collector=1,
+        init_random_frames=60,
+        total_frames=400,
+        track_worker=True,
+    )
+    got = list(collector)
+    for node in (0, 1):  # half of them each, before all others
+        own = [batch["action"].any(-1) for batch in got if int(batch["collector", "worker"].max()) == node]
+        assert torch.cat(own, -1).reshape(-1).tolist() == [True] * 30 + [False] * (sum(map(len_of, own)) - 30)
+    unbroken(got)
+
+
+def test_what_makes_batches_uneven_is_refused() -> None:
+    with pytest.raises(ValueError, match="not for collectors on nodes"):
+        make(collector_class="sync", collector_kwargs={"preemptive_threshold": 0.5})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("sync", [True, False])
+def test_slices_by_end_do_not_cross_a_loss(sync: bool) -> None:
+    from swath.data import SliceSampler
+
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(4000), sampler=SliceSampler(slice_len=4, end_key=("next", "done")), batch_size=400
+    )
+    with make(
+        replay_buffer=buffer, sync=sync, restart_nodes=1, on_node_loss="continue", track_traj_ids=False
+    ) as collector:
+        batches = iter(collector)
+        for victim in (0, 0):
+            take(batches, 10)
+            os.kill(pids(collector)[victim], signal.SIGKILL)
+        take(batches, 30)
+        assert collector.num_nodes == 1
+    for _ in range(10):
+        steps = buffer.sample().reshape(100, 4)["observation"][..., 1]
+        assert (steps[:, 1:] == steps[:, :-1] + 1).all()
 
 
 # -- secrets and addresses ---------------------------------------------------------------------------------------------
@@ -418,8 +625,7 @@ def test_into_a_replay_buffer_in_the_background(sync: bool) -> None:
     assert wait_until(lambda: buffer.write_count > before)
     os.kill(pids(collector)[0], signal.SIGKILL)
     with pytest.raises(BackgroundFailed, match="node 0 was lost"):
-        for _ in range(2000):
-            buffer.sample(2000, wait=True, timeout=10)
+        buffer.sample(2000, wait=True, timeout=20)  # more than it will ever have
     with pytest.raises(BackgroundFailed):
         collector.async_shutdown()
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
+from typing import Any
+
 import pytest
 from torch.distributed import rpc
 
-from leaks import no_leaks  # noqa: F401
+from counting import assert_consistent, make_counting
+from leaks import no_leaks, wait_until  # noqa: F401
+from policies_for_tests import deterministic
 from swath.collectors.distributed import RPCCollector
+from swath.errors import NodeLost
 from test_contract import Kind, all_on_nodes, check_contract
+from test_distributed import is_gone, pids, take
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def make(**kwargs: Any) -> RPCCollector:
+    return RPCCollector([make_counting] * 2, **{"policy": deterministic(), "frames_per_batch": 20, **kwargs})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,6 +34,75 @@ def _what_stays_open_is_open() -> None:
     assert not rpc._is_current_rpc_agent_set()
 
 
-@pytest.mark.parametrize("kind", all_on_nodes(RPCCollector), ids=str)
+KINDS = all_on_nodes(RPCCollector)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if i in (1, 4) else pytest.mark.slow) for i, kind in enumerate(KINDS)], ids=str
+)
 def test_contract(kind: Kind) -> None:
     check_contract(kind)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_killed_worker(sync: bool) -> None:
+    """An error that names it; or the rest goes on."""
+    for after in (1, random.Random(sync).randrange(2, 9)):
+        with make(sync=sync) as collector:
+            batches = iter(collector)
+            take(batches, after)
+            os.kill(pids(collector)[1], signal.SIGKILL)
+            started = time.monotonic()
+            with pytest.raises(NodeLost, match="node 1 was lost: killed by SIGKILL"):
+                take(batches, 1000)
+            assert time.monotonic() - started < 15
+    with make(sync=sync, on_node_loss="continue", total_frames=600, track_worker=True) as collector:
+        batches = iter(collector)
+        got = take(batches, 3)
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match="goes on with 1 of 2"):
+            got += list(batches)
+        assert sum(batch.numel() for batch in got) == 600
+        assert_consistent(got)
+
+
+def test_nodes_end_with_their_driver() -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            collector = make(node_timeout_s=2.0)
+            next(iter(collector))
+            os.write(write, " ".join(map(str, pids(collector))).encode())
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(write)
+    nodes = [int(pid) for pid in os.read(read, 100).split()]
+    os.close(read)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(nodes) == 2
+    assert wait_until(lambda: all(is_gone(pid) for pid in nodes), 15)
+
+
+def test_one_agent_at_a_time() -> None:
+    with make() as collector, pytest.raises(RuntimeError, match="has an RPC agent already"):
+        make(frames_per_batch=collector.requested_frames_per_batch)
+
+
+def test_gpus_are_shared_out() -> None:
+    def seen() -> Any:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] in ("4", "6")
+        return make_counting()
+
+    with RPCCollector([seen] * 2, frames_per_batch=20, visible_devices=[4, 6]) as collector:
+        next(iter(collector))
+
+
+def test_an_open_address_warns() -> None:
+    with (
+        pytest.warns(UserWarning, match="torch RPC runs whatever it is sent"),
+        pytest.raises(ValueError, match="give tcp_port="),
+    ):
+        make(address="192.0.2.9")

@@ -81,7 +81,7 @@ def _make_direct(
 
 
 def _one_for_each(create_env_fn: Any, num_collectors: int | None) -> list[Any]:
-    from swath.collectors.distributed.driver import list_nodes
+    from swath.collectors.distributed.plans import list_nodes
 
     is_list = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
     return list_nodes(create_env_fn if is_list else [create_env_fn], num_collectors)

@@ -14,7 +14,6 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from swath.collectors.distributed.payload import Bytes, pack_tensordict, unpack_tensordict
 from swath.data.replay_buffer import ReplayBuffer
-from swath.data.storages import TensorStorage, mark_ends
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
 from swath.workers import pickling
@@ -29,7 +28,7 @@ class _Actor:
     """What Ray runs. Exceptions are returned, so that they come out with their own type."""
 
     def __init__(self, made: bytes) -> None:
-        kind, kwargs = cloudpickle.loads(made)
+        kind, kwargs = pickling.loads_with_path(made)
         self._buffer: ReplayBuffer = kind(**kwargs)
         self._writer: str | None = None
 
@@ -57,11 +56,7 @@ class _Actor:
             self._buffer.prepare_tracks(num_tracks)
 
     def end_tracks(self, first: int, count: int) -> None:
-        """Whoever wrote there will not go on with what it was in."""
-        storage = self._buffer.storage
-        if isinstance(storage, TensorStorage) and storage.memory is not None:
-            num_tracks = storage.tracks.num_tracks
-            mark_ends(storage.memory, range(min(first, num_tracks - 1), min(first + count, num_tracks)))
+        self._buffer.end_tracks(first, count)
 
     def extend(self, data: bytes | Bytes) -> Any:
         def extend() -> Any:
@@ -139,7 +134,7 @@ class RayReplayBuffer:
 
         options = {"num_cpus": 0, **(remote_config or {})}
         groups = {_WRITE: 1, _SAMPLE: 1}
-        made = pickling.dumps((replay_buffer_cls, kwargs))
+        made = pickling.dumps_with_path((replay_buffer_cls, kwargs))
         self._actor: Any = ray.remote(**options, concurrency_groups=groups)(SwathReplayBuffer).remote(made)
         self._set_up(None, 0)
         about = self._get(self._actor.about.remote())

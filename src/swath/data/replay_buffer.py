@@ -258,6 +258,14 @@ class ReplayBuffer:
             if isinstance(self._storage, TensorStorage) and self._storage.memory is not None:
                 mark_ends(self._storage.memory, range(num_tracks))
 
+    def end_tracks(self, first_track: int, count: int) -> None:
+        """Whoever wrote to these will not go on with the trajectories that it was in."""
+        storage = self._storage
+        if isinstance(storage, TensorStorage) and storage.memory is not None:
+            num_tracks = storage.tracks.num_tracks
+            with self._writing:
+                mark_ends(storage.memory, range(min(first_track, num_tracks - 1), min(first_track + count, num_tracks)))
+
     def share_tracks(self, fields: Sequence[Field], num_tracks: int) -> None:
         """As ``prepare_tracks``, in memory that a collector's workers can write to."""
         storage = self._storage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -22,7 +23,8 @@ class NodeWeightSyncScheme(WeightSyncScheme):
 
     def _start_over(self) -> None:
         super()._start_over()
-        self._under_way: dict[int, Future[None]] = {}
+        #: By node: when it will have applied them, and which life of it.
+        self._under_way: dict[int, tuple[Future[None], int]] = {}
         #: What each node was sent last: the tensors' engine form, and the version.
         self._last_sent: dict[int, tuple[Any, int]] = {}
 
@@ -33,8 +35,6 @@ class NodeWeightSyncScheme(WeightSyncScheme):
             )
         if self._role is not None:
             raise RuntimeError(f"this scheme is a {self._role} already; make another one")
-        import weakref
-
         self.model_id = model_id or "policy"
         self._context = weakref.ref(context)
         self._lock = context.lock
@@ -59,29 +59,39 @@ class NodeWeightSyncScheme(WeightSyncScheme):
 
     def _post(self, node: int, shared: Any, version: int) -> None:  # type: ignore[override]
         self._last_sent[node] = shared, version
-        future = self._get_context().post_weights(node, shared, version, self.model_id)
-        if future is not None:
-            self._under_way[node] = future
+        posted = self._get_context().post_weights(node, shared, version, self.model_id)
+        if posted is not None:
+            self._under_way[node] = posted
+
+    def remember(self, shared: Any, nodes: Sequence[int], version: int) -> None:
+        """What these nodes have already."""
+        for node in nodes:
+            self._last_sent[node] = shared, version
 
     def resend(self, worker: int) -> None:
         """To a node that was started again: what its predecessor was sent last; waits until it is applied."""
+        self._under_way.pop(worker, None)
         if worker in self._last_sent:
             shared, version = self._last_sent[worker]
-            future = self._get_context().post_weights(worker, shared, version, self.model_id)
-            self._wait(worker, future)
-        self._under_way.pop(worker, None)
+            posted = self._get_context().post_weights(worker, shared, version, self.model_id)
+            if posted is not None:
+                self._wait(worker, posted[0])
+
+    def forget(self, node: int) -> None:
+        """A node is gone."""
+        self._under_way.pop(node, None)
 
     def _finish(self) -> None:
         while self._under_way:
-            node, future = next(iter(self._under_way.items()))
+            node, (future, life) = next(iter(self._under_way.items()))
             try:
                 self._wait(node, future)
             except WeightSyncError:
                 self._under_way.clear()
                 raise
             except Exception as error:
-                del self._under_way[node]
-                self._get_context().weights_failed(node, error)
+                self._under_way.pop(node, None)
+                self._get_context().weights_failed(node, life, error)
             else:
                 self._under_way.pop(node, None)
 

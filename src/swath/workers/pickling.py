@@ -7,6 +7,7 @@ Cloudpickle does that for lambdas, closures and the main module. A module that w
 from __future__ import annotations
 
 import functools
+import pickle
 import sys
 from contextlib import suppress
 from pathlib import PurePath
@@ -29,6 +30,18 @@ def dumps(value: Any) -> bytes:
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def dumps_with_path(value: Any) -> bytes:
+    """For a process that was not started from here: it is told where the program's own modules are, too."""
+    return pickle.dumps((sys.path, dumps(value)))
+
+
+def loads_with_path(data: bytes) -> Any:
+    """What ``dumps_with_path`` made. Its folders are searched last: on another machine they may be others."""
+    folders, pickled = pickle.loads(data)
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    return cloudpickle.loads(pickled)
 
 
 @functools.lru_cache(maxsize=1)

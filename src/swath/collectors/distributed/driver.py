@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import queue
 import threading
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,63 +18,20 @@ from tensordict.nn import InteractionType
 from swath.collectors.arguments import make_assembler, refuse_unknown
 from swath.collectors.background import Batches
 from swath.collectors.base import BaseCollector, Budget, Postprocessing, positive_int
-from swath.collectors.crew import for_each
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import BufferPlan, IdSpace, NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.payload import Bytes, join_batches, pack_tensors
-from swath.collectors.multi import ENV, WORKER, MultiCollector
-from swath.collectors.multi_async import MultiAsyncCollector
-from swath.collectors.multi_sync import MultiSyncCollector
+from swath.collectors.distributed.node import BufferPlan, NodePlan, Order
+from swath.collectors.distributed.payload import join_batches, pack_tensors
+from swath.collectors.distributed.plans import NodePlans, list_nodes
+from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
+from swath.collectors.multi import ENV, WORKER
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
-from swath.errors import CollectorClosed, EnvError, NodeLost, NoLength
+from swath.envs.base import next_seed
+from swath.errors import CollectorClosed, NodeLost, NoLength
 from swath.rollout.layout import nested
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import choose_sources, fitting_weights, flat_weights
-from swath.workers.seeding import derived_seed, draw_base_seed
-
-_CLASSES = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
-
-
-@dataclass
-class _Member:
-    """A node, as the driver knows it."""
-
-    plan: NodePlan
-    about: NodeDescription
-    first_env: int = 0
-    alive: bool = True
-    restarts: int = 0
-    next_own_id: int = 0
-    seed: tuple[int, bool] | None = None
-    pending: dict[int, Order] = field(default_factory=dict)
-    #: Batches since it got weights.
-    batches_since_weights: int = 0
-    frames: int = 0
-    batches: int = 0
-    last: Report | None = None
-    busy_s: float = 0.0
-
-    @property
-    def who(self) -> str:
-        return f"node {self.plan.node} ({self.about.host}, pid {self.about.pid})"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What to do when a node is lost."""
-
-    restarts: int
-    goes_on: bool
-
-    @classmethod
-    def resolve(cls, restart_nodes: Any, on_node_loss: Any) -> Loss:
-        if on_node_loss not in ("raise", "continue"):
-            raise ValueError(f"on_node_loss must be 'raise' or 'continue', got {on_node_loss!r}")
-        restarts = int(restart_nodes)
-        if restarts < 0:
-            raise ValueError(f"restart_nodes is how often a node may be started again; got {restart_nodes}")
-        return cls(restarts, on_node_loss == "continue")
+from swath.workers.seeding import derived_seed
 
 
 class NodesCollector(BaseCollector):
@@ -188,20 +142,20 @@ class NodesCollector(BaseCollector):
                 f"frames_per_batch={frames} does not divide over {count} nodes; with sync=True each collects the same"
             )
         self._sync = bool(sync)
-        self._loss = Loss.resolve(restart_nodes, on_node_loss)
+        self._loss = loss = Loss.resolve(restart_nodes, on_node_loss)
         self._start_timeout_s = start_timeout_s
         self.update_after_each_batch = update_after_each_batch
         self._weights_every = update_interval
         self._most_batches_without = max_weight_update_interval if max_weight_update_interval >= 0 else None
         self._tracked = [key for key, wanted in ((WORKER, track_worker), (ENV, track_env)) if wanted]
-        self._storing = None if storing_device is None and device is None else torch.device(storing_device or device)
+        self._storing = storing(device if storing_device is None else storing_device)
         self.policy = policy
         self._policy_version = 0
         self._run = uuid.uuid4().hex
-        self._num_orders = 0
-        self._arrivals: queue.SimpleQueue[tuple[int, int, Order, Future[Any]]] = queue.SimpleQueue()
-        self._members: list[_Member] = []
         self._draining = False
+        #: Of a batch that is being put together: what has come. It is not lost if Ctrl-C is pressed meanwhile.
+        self._in_hand: list[Arrival] = []
+        self._random_frames_left = self.init_random_frames = max(0, int(init_random_frames or 0))
         common = {
             "env_device": device if env_device is None else env_device,
             "policy_device": device if policy_device is None else policy_device,
@@ -216,43 +170,29 @@ class NodesCollector(BaseCollector):
             "track_traj_ids": track_traj_ids,
             "compact_obs": compact_obs,
         }
-        kind = node_class(collector_class, positive_int("num_workers_per_collector", num_workers_per_collector))
-        each_kwargs = for_each("collector_kwargs", collector_kwargs, count, ValueError)
-        each_env_kwargs = for_each("create_env_kwargs", create_env_kwargs, count, ValueError)
-        each_factory = for_each("policy_factory", policy_factory, count, ValueError)
-        base_seed = draw_base_seed()
-
-        def plan(node: int, factory: Any, env_kwargs: Any, make_policy: Any, kwargs: Any) -> NodePlan:
-            listed = {n: v[node % count] for n, v in common.items() if n.endswith("device") and isinstance(v, list)}
-            for name in ("replay_buffer", "total_frames", "frames_per_batch", "init_random_frames"):
-                if name in (kwargs or {}):
-                    raise ValueError(f"{name} is an argument of {type(self).__name__}, not of collector_kwargs")
-            return NodePlan(
-                node=node,
-                collector_class=kind,
-                factories=[factory] * num_workers_per_collector,
-                env_kwargs=env_kwargs,
-                policy=policy if make_policy is None else None,
-                policy_factory=make_policy,
-                frames=frames // count if self._sync else frames,
-                collector_kwargs={**common, **listed, **(kwargs or {})},
-                ids=IdSpace.of_node(node, count),
-                base_seed=base_seed,
-                num_threads=num_sub_threads,
-            )
-
-        self._make_plan = plan
-        plans = [
-            plan(i, *each)
-            for i, each in enumerate(zip(factories, each_env_kwargs, each_factory, each_kwargs, strict=True))
-        ]
+        self._plans = plans = NodePlans.resolve(
+            type(self).__name__,
+            count,
+            collector_class=collector_class,
+            num_workers=num_workers_per_collector,
+            policy=policy,
+            frames=frames // count if self._sync else frames,
+            common=common,
+            random_frames=self._random_frames_left,
+            num_threads=num_sub_threads,
+        )
+        self._random_frames_left -= sum(plans.random_frames)
+        made = plans.all(factories, create_env_kwargs, policy_factory, collector_kwargs)
         assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)
         self._by_episode = trajs_per_batch is not None
         self._schemes = self._make_schemes(weight_sync_schemes, policy, policy_factory)
-        self._engine: Engine = self._make_engine(count, **own)
+        engine = self._make_engine(count, **own)
+        self._roster = roster = Roster(
+            engine, loss, type(self).__name__, self.lock, start_timeout_s, self._welcome, self._forget
+        )
         try:
-            self._launch(plans)
-            first = self._members[0].about
+            self._start(made)
+            first = roster.members[0].about
             self._fields = first.fields
             self._lead = torch.Size(first.lead)
             each = self._lead.numel()
@@ -264,12 +204,15 @@ class NodesCollector(BaseCollector):
                 postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
             )
             super().__init__(budget, post, assembler, replay_buffer, extend_buffer)
-            self.init_random_frames = self._random_frames_left = max(0, int(init_random_frames or 0))
+            self._extends = extend_buffer
             self._writes_itself = replay_buffer is not None and self._let_nodes_write(replay_buffer)
             if policy is not None and policy_factory is not None:
                 self._send("policy", policy, None, 0)
+            elif loss.restarts and "policy" in self._schemes and policy is not None:
+                # The policy may be trained by the time that a node is started again.
+                self._schemes["policy"].remember(self.share_weights(_tensors(policy)), range(count), 0)
         except BaseException:
-            self._engine.close(5.0)
+            roster.close(5.0)
             raise
 
     # -- for subclasses --------------------------------------------------------------------------------------------
@@ -287,43 +230,8 @@ class NodesCollector(BaseCollector):
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
-    def _launch(self, plans: Sequence[NodePlan]) -> None:
-        futures = [self._engine.launch(plan) for plan in plans]
-        deadline = time.monotonic() + self._start_timeout_s
-        for plan, future in zip(plans, futures, strict=True):
-            about = self._started(plan, future, deadline)
-            first_env = sum(member.about.num_envs for member in self._members)
-            member = _Member(plan, about, first_env)
-            if self._members:
-                self._agree(member)
-            self._members.append(member)
-
-    def _started(self, plan: NodePlan, future: Future[NodeDescription], deadline: float) -> NodeDescription:
-        try:
-            return future.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            raise NodeLost(
-                f"node {plan.node} of {self._engine.name} did not start within {self._start_timeout_s:g} s "
-                "(start_timeout_s=); are there enough resources for all nodes?",
-                plan.node,
-            ) from None
-        except Exception as error:
-            if not isinstance(error, NodeLost):
-                error.add_note(f"swath: raised while node {plan.node} of {type(self).__name__} was made")
-            raise
-
-    def _agree(self, member: _Member) -> None:
-        first, other = self._members[0].about, member.about
-        if (other.lead, other.fields) != (first.lead, first.fields):
-            mine = {f.key: (tuple(f.shape), f.dtype) for f in first.fields}
-            theirs = {f.key: (tuple(f.shape), f.dtype) for f in other.fields}
-            differing = next((key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key)), None)
-            what = (
-                f"batches of {first.lead} envs against {other.lead}"
-                if differing is None
-                else f"{differing}: {mine.get(differing)} against {theirs.get(differing)}"
-            )
-            raise EnvError(f"{member.who} delivers other data than node 0: {what}; all nodes must be alike")
+    def _start(self, plans: Sequence[NodePlan]) -> list[Member]:
+        return self._roster.launch(plans)
 
     def _make_schemes(self, given: Any, policy: Any, policy_factory: Any) -> dict[str, NodeWeightSyncScheme]:
         schemes: dict[str, NodeWeightSyncScheme] = dict(given or {})
@@ -344,20 +252,26 @@ class NodesCollector(BaseCollector):
         post = self._postprocessing
         if not self._can_reach(replay_buffer) or post.pre_collect_hook or post.post_collect_hook:
             return False
-        total = sum(member.about.num_envs for member in self._members)
-        for member in self._members:
-            self._let_node_write(member, total)
+        for member in self._roster.members:
+            self._let_node_write(member)
         return True
 
-    def _let_node_write(self, member: _Member, total: int) -> None:
+    def _let_node_write(self, member: Member) -> None:
         shared: Any = self.replay_buffer
-        if member.plan.life:  # what its predecessor was in does not go on
-            shared.end_tracks(member.first_env, member.about.num_envs)
+        total = self._num_envs
         buffer = shared.for_writer(f"{self._run}-{total}")
         plan = BufferPlan(buffer, member.first_env, total, self._postprocessing, self._by_episode)
-        self._wait_for(member, self._engine.call(member.plan.node, "write_to", plan))
+        self._engine.call(member.node, "write_to", plan).result()
 
     # -- who is there ----------------------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> Any:
+        return self._roster.engine
+
+    @property
+    def _alive(self) -> list[Member]:
+        return self._roster.alive
 
     @property
     def num_nodes(self) -> int:
@@ -367,15 +281,11 @@ class NodesCollector(BaseCollector):
     @property
     def num_workers(self) -> int:
         """How many nodes there are, those that were lost counted, too: weights are addressed by their numbers."""
-        return len(self._members)
-
-    @property
-    def _alive(self) -> list[_Member]:
-        return [member for member in self._members if member.alive]
+        return len(self._roster.members)
 
     @property
     def _num_envs(self) -> int:
-        return sum(member.about.num_envs for member in self._members)
+        return self._roster.num_envs
 
     def _require_open(self) -> None:
         if self._owner_pid != os.getpid():
@@ -387,107 +297,54 @@ class NodesCollector(BaseCollector):
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
 
-    # -- losses ----------------------------------------------------------------------------------------------------
-
-    def _lost(self, member: _Member, error: Exception) -> bool:
-        """A node is gone, or raised: whether it was started again. Raises, where nothing else was asked for."""
-        is_gone = isinstance(error, NodeLost)
-        node = member.plan.node
-        if member.restarts < self._loss.restarts and self._engine.restarts:
-            self._engine.end(node)
-            self._restart(member, error)
-            return True
-        if is_gone and self._loss.goes_on and len(self._alive) > 1:
-            self._engine.end(node)
-            member.alive = False
-            self._forget_orders(member)
-            warnings.warn(f"{error} Collection goes on with {len(self._alive)} of {len(self._members)}.", stacklevel=2)
-            return False
-        if is_gone:
-            advice = "on_node_loss='continue' goes on with the others"
-            if self._engine.restarts:
-                advice = f"restart_nodes=1 starts it again, {advice}"
-            error.add_note(f"swath: {advice}")
-        else:
-            error.add_note(f"swath: raised in {member.who} of {type(self).__name__}")
-        raise error
-
-    def _forget_orders(self, member: _Member) -> None:
-        self._random_frames_left += sum(order.random_frames for order in member.pending.values())
-        member.pending.clear()
-
-    def _restart(self, member: _Member, error: Exception) -> None:
-        """Another node in the place of one that is gone: newest weights, ids and a seed of its own."""
-        member.restarts += 1
-        node, life = member.plan.node, member.plan.life + 1
-        self._forget_orders(member)
-        member.plan = dataclasses.replace(member.plan, life=life, first_own_id=member.next_own_id)
-        deadline = time.monotonic() + self._start_timeout_s
-        member.about = self._started(member.plan, self._engine.launch(member.plan), deadline)
+    def _welcome(self, member: Member) -> None:
+        """A node was started again: the newest weights, a seed of its own, and where it writes to."""
         for scheme in self._schemes.values():
-            scheme.resend(node)
+            scheme.resend(member.node)
         if member.seed is not None:
             seed, static = member.seed
-            self._engine.call(node, "set_seed", derived_seed(seed, node, life), static).result()
+            own = derived_seed(seed, member.node, member.plan.life)
+            self._engine.call(member.node, "set_seed", own, static).result()
+        self._end_tracks(member)
         if self.__dict__.get("_writes_itself"):
-            self._let_node_write(member, self._num_envs)
-        member.batches_since_weights = 0
-        warnings.warn(
-            f"{error} It was started again as {member.who}; the episodes that it was in have ended without a done flag "
-            "where they were delivered already, and go on under new ids",
-            stacklevel=2,
-        )
+            self._let_node_write(member)
 
-    def _wait_for(self, member: _Member, future: Future[Any]) -> Any:
-        """What a node answers; None if it is gone, and need not answer."""
-        try:
-            return future.result()
-        except Exception as error:
-            self._lost(member, error)
-            return None
+    def _forget(self, member: Member, orders: Sequence[Order]) -> None:
+        """A node is gone for good."""
+        self._random_frames_left += sum(order.random_frames for order in orders)
+        for scheme in self._schemes.values():
+            scheme.forget(member.node)
+        self._end_tracks(member)
+
+    def _end_tracks(self, member: Member) -> None:
+        """What it was in does not go on in the replay buffer either."""
+        end = getattr(self.__dict__.get("replay_buffer"), "end_tracks", None)
+        if end is not None:
+            end(member.first_env, member.about.num_envs)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
-    def _order(self, member: _Member, steps: int, num_envs: int | None, random_frames: int) -> None:
-        self._num_orders += 1
-        order = Order(self._num_orders, steps, num_envs, random_frames, self._writes_itself)
-        member.pending[order.number] = order
-        node, life = member.plan.node, member.plan.life
-        future = self._engine.collect(node, order)
-        future.add_done_callback(lambda done: self._arrivals.put((node, life, order, done)))
-
-    def _next_arrival(self, timeout_s: float | None = None) -> tuple[_Member, Order, Report, Bytes | None] | None:
-        """The next batch that has come from a node; None if a node was lost instead, and collection goes on."""
-        node, life, order, future = self._arrivals.get(timeout=timeout_s)
-        member = self._members[node]
-        if life != member.plan.life or order.number not in member.pending:
-            return None
-        try:
-            report, payload = future.result()
-        except Exception as error:
-            again = list(member.pending.values())
-            if self._lost(member, error):
-                for old in again:
-                    self._random_frames_left -= old.random_frames
-                    self._order(member, old.steps, old.num_envs, old.random_frames)
-            return None
-        del member.pending[order.number]
-        member.last, member.next_own_id = report, max(member.next_own_id, report.next_id)
-        member.frames += report.frames
-        member.batches += 1
-        member.busy_s += report.busy_s
-        member.batches_since_weights += 1
-        self._random_frames_left += report.random_left
-        if self._assembler is not None:
-            self._assembler.fragments |= set(report.fragments)
-        return member, order, report, payload
+    def _next_arrival(self) -> Arrival | None:
+        arrival = self._roster.next_arrival()
+        if arrival is not None:
+            self._random_frames_left += arrival.report.random_left
+            if self._assembler is not None:
+                self._assembler.fragments |= set(arrival.report.fragments)
+        return arrival
 
     def _drain(self) -> None:
         """Wait for what is under way, and throw it away: its random frames are still due."""
-        while any(member.pending for member in self._alive):
+        while self._roster.has_pending:
             arrival = self._next_arrival()
-            if arrival is not None:
-                self._random_frames_left += arrival[1].random_frames - arrival[2].random_left
+            if arrival is None:
+                continue
+            if arrival.order.into_buffer:  # it is there already
+                self._frames += arrival.report.frames
+            else:
+                self._put_back_random(arrival)
+
+    def _put_back_random(self, arrival: Arrival) -> None:
+        self._random_frames_left += arrival.order.random_frames - arrival.report.random_left
 
     def _take_random(self, frames: int) -> int:
         taken = min(self._random_frames_left, frames)
@@ -500,9 +357,14 @@ class NodesCollector(BaseCollector):
         if not self._writes_itself:
             return super()._gather()
         self._require_open()
-        frames = self._round() if self._sync else self._one_report()
-        self._frames += frames
-        self._iter += bool(frames)
+        if self._sync:
+            self._await_all()
+        elif not self._await_one():
+            return None
+        self._weights_after_batch([arrival.member for arrival in self._in_hand])
+        self._frames += sum(arrival.report.frames for arrival in self._in_hand)
+        self._iter += 1
+        self._in_hand = []
         return None
 
     def _collect(self) -> TensorDictBase:
@@ -510,50 +372,49 @@ class NodesCollector(BaseCollector):
         return self._collect_from_all() if self._sync else self._collect_from_one()
 
     def _collect_from_one(self) -> TensorDictBase:
-        while True:
-            self._give_orders()
-            arrival = self._next_arrival()
-            if arrival is not None:
-                member, _, report, payload = arrival
-                assert payload is not None
-                self._weights_after_batch([member])
-                self._give_orders(in_hand=report.frames)  # before the consumer has its turn
-                self._first_env = member.first_env + report.first_env
-                return self._deliver([(member, report, payload)], report.shape)
+        self._await_one()
+        (arrival,) = self._in_hand
+        self._weights_after_batch([arrival.member])
+        self._give_orders()  # before the consumer has its turn
+        self._first_env = arrival.member.first_env + arrival.report.first_env
+        batch = self._deliver([arrival], arrival.report.shape)
+        self._in_hand = []
+        return batch
 
-    def _one_report(self) -> int:
-        """The frames that a node has written to the replay buffer; 0 when there was nothing to wait for."""
-        while True:
+    def _await_one(self) -> bool:
+        """A batch of whichever node; False if none has an order, nor gets one."""
+        while not self._in_hand:
             if not self._draining:
                 self._give_orders()
-            if not any(member.pending for member in self._alive):
-                return 0
+            if not self._roster.has_pending:
+                return False
             arrival = self._next_arrival()
             if arrival is not None:
-                self._weights_after_batch([arrival[0]])
-                return arrival[2].frames
+                self._in_hand = [arrival]
+        return True
 
-    def _give_orders(self, in_hand: int = 0) -> None:
-        """In turns, so that at the beginning and at the end all nodes have something to do.
-
-        ``in_hand``: frames that have come and are not counted yet.
-        """
-        each, full = self._lead.numel(), self._budget.steps_per_batch
-        for rank in range(self._engine.orders_per_node):
-            for member in self._alive:
-                if len(member.pending) != rank:
-                    continue
-                steps, num_envs = full, None
-                left = self._frames_to_order
-                if left is not None:
-                    left -= in_hand
-                    if left <= 0:
+    def _give_orders(self) -> None:
+        """In turns, so that at the beginning and at the end all nodes have something to do."""
+        with self.lock:
+            self._roster.finish_restarts()
+            for rank in range(self._engine.orders_per_node):
+                for member in self._alive:
+                    if len(member.pending) == rank and not self._give_order(member):
                         return
-                    steps = min(full, left // each)
-                    if not steps:
-                        steps, num_envs = 1, left
-                frames = steps * each if num_envs is None else num_envs
-                self._order(member, steps, num_envs, self._take_random(frames))
+
+    def _give_order(self, member: Member) -> bool:
+        """False: all that is to be collected is under way."""
+        each, steps, num_envs = self._lead.numel(), self._budget.steps_per_batch, None
+        left = self._frames_to_order
+        if left is not None:
+            if left <= 0:
+                return False
+            steps = min(steps, left // each)
+            if not steps:
+                steps, num_envs = 1, left
+        frames = steps * each if num_envs is None else num_envs
+        self._roster.order(member, steps, num_envs, self._take_random(frames), self._writes_itself)
+        return True
 
     @property
     def _frames_to_order(self) -> int | None:
@@ -565,83 +426,99 @@ class NodesCollector(BaseCollector):
             for member in self._alive
             for order in member.pending.values()
         )
-        return self._budget.total_frames - self._frames - under_way
-
-    def _round(self) -> int:
-        """As ``_collect_from_all``, where nodes write themselves."""
-        return sum(report.frames for _, report, _ in self._await_all())
+        in_hand = sum(arrival.report.frames for arrival in self._in_hand)
+        return self._budget.total_frames - self._frames - under_way - in_hand
 
     def _collect_from_all(self) -> TensorDictBase:
-        arrived = self._await_all()
+        self._await_all()
         self._weights_after_batch(self._alive)
-        parts = [(member, report, payload) for member, report, payload in arrived if payload is not None]
-        shapes = {report.shape for _, report, _ in parts}
-        self._first_env = 0
-        if len(shapes) == 1 and len(parts[0][1].shape) == len(self._lead) + 1:
-            return self._deliver(parts, (len(parts), *parts[0][1].shape))
-        # One step of the first envs, at the end: what each node has of it, one below the other.
-        batches = [self._deliver([part], (part[1].frames, 1)) for part in parts]
-        return batches[0] if len(batches) == 1 else torch.cat(batches)  # type: ignore[arg-type,return-value]
+        parts = self._in_hand
+        self._delivered = [part.member for part in parts]
+        if len(parts[0].report.shape) == len(self._lead) + 1 and len({part.report.shape for part in parts}) == 1:
+            batch = self._deliver(parts, (len(parts), *parts[0].report.shape))
+        else:  # one step of the first envs, at the end: what each node has of it, one below the other
+            batches = [self._deliver([part], (part.report.frames, 1)) for part in parts]
+            batch = batches[0] if len(batches) == 1 else torch.cat(batches)  # type: ignore[arg-type,assignment]
+        self._in_hand = []
+        return batch
 
-    def _await_all(self) -> list[tuple[_Member, Report, Bytes | None]]:
+    def _await_all(self) -> None:
         """One batch of every node, in their order."""
-        self._drain_interrupted()
-        each, members = self._lead.numel(), self._alive
-        budget = dataclasses.replace(self._budget, num_envs=each * len(members))
-        steps, num_envs = budget.next_batch(self._frames)
-        left = each * len(members) if num_envs is None else num_envs
-        wanted = self._take_random(steps * left)
-        for i, member in enumerate(members):
-            rows = min(each, left - i * each)
-            if rows > 0:
-                share = wanted // len(members) + (i < wanted % len(members))
-                random_frames = min(share, rows * steps)
-                wanted_back = share - random_frames
-                self._random_frames_left += wanted_back
-                self._order(member, steps, None if num_envs is None else rows, random_frames)
-        arrived: dict[int, tuple[_Member, Report, Bytes | None]] = {}
-        while any(member.pending for member in self._alive):
-            arrival = self._next_arrival()
-            if arrival is not None:
-                member, _, report, payload = arrival
-                arrived[member.plan.node] = member, report, payload
-        return [arrived[node] for node in sorted(arrived)]
+        self._drop_interrupted()
+        while not self._in_hand:  # who had the last order may be lost
+            self._give_orders_to_all()
+            while self._roster.has_pending:
+                arrival = self._next_arrival()
+                if arrival is not None:
+                    self._in_hand.append(arrival)
+        self._in_hand.sort(key=lambda arrival: arrival.member.node)
 
-    def _drain_interrupted(self) -> None:
-        """After Ctrl-C: what was under way is dropped, and episodes with a gap do not go on."""
+    def _give_orders_to_all(self) -> None:
+        with self.lock:
+            self._roster.finish_restarts()
+            each, members = self._lead.numel(), self._alive
+            budget = dataclasses.replace(self._budget, num_envs=each * len(members))
+            steps, num_envs = budget.next_batch(self._frames)
+            rows_left = each * len(members) if num_envs is None else num_envs
+            wanted = min(self._random_frames_left, steps * rows_left)
+            for member in members:
+                rows = min(each, rows_left)
+                if not rows:
+                    return
+                rows_left -= rows
+                # Evenly over nodes; the last ones take what others have no room for.
+                nodes_left = -(-(rows_left + rows) // each)
+                share = min(-(-wanted // nodes_left), rows * steps)
+                wanted -= share
+                self._random_frames_left -= share
+                partly = None if num_envs is None else rows
+                self._roster.order(member, steps, partly, share, self._writes_itself)
+
+    def _drop_interrupted(self) -> None:
+        """After Ctrl-C: what was under way, or had come, is dropped, and episodes with a gap do not go on."""
         late = [member for member in self._alive if member.pending]
-        if late:
-            self._drain()
+        dropped, self._in_hand = self._in_hand, []
+        for arrival in dropped:
+            if arrival.order.into_buffer:
+                self._frames += arrival.report.frames
+            else:
+                self._put_back_random(arrival)
+                late.append(arrival.member)
+        self._drain()
+        if not self._writes_itself:
             for member in late:
-                self._wait_for(member, self._engine.call(member.plan.node, "give_up"))
+                self._roster.ask(member, "give_up")
 
-    def _deliver(self, parts: Sequence[tuple[_Member, Report, Bytes]], shape: Sequence[int]) -> TensorDictBase:
-        frames = parts[0][1].frames
-        leaves = join_batches(self._fields, [payload for _, _, payload in parts], frames)
+    def _deliver(self, parts: Sequence[Arrival], shape: Sequence[int]) -> TensorDictBase:
+        frames = parts[0].report.frames
+        leaves = join_batches(self._fields, [part.payload for part in parts if part.payload is not None], frames)
         steps = shape[-1]
         for key in self._tracked:
             rows = []
-            for member, report, _ in parts:
+            for member, _, report, _ in parts:
                 first = member.first_env + report.first_env
                 numbers = torch.arange(first, first + frames // steps)
-                rows.append(torch.full_like(numbers, member.plan.node) if key == WORKER else numbers)
+                rows.append(torch.full_like(numbers, member.node) if key == WORKER else numbers)
             leaves[key] = torch.cat(rows).repeat_interleave(steps)
         tree = nested({key: leaf.view(*shape, *leaf.shape[1:]) for key, leaf in leaves.items()})
         names: Any = [None] * (len(shape) - 1) + ["time"]
-        storing = self._storing
-        device = storing if storing is not None and storing.type == "cpu" else None
+        where = self._storing
+        device = where if where is not None and where.type == "cpu" else None
         batch = TensorDict(tree, batch_size=shape, names=names, device=device)
-        return batch if device is not None or storing is None else batch.to(storing)
+        return batch if device is not None or where is None else batch.to(where)
 
-    def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
-        """Each node's own, where they are stacked."""
-        stacked = self._sync and raw.ndim == len(self._lead) + 2
-        if self._assembler is not None or not stacked or getattr(batch, "shape", None) != raw.shape:
-            return [batch]
-        return list(batch.unbind(0))
+    #: The nodes that a ``sync`` batch is of.
+    _delivered: Sequence[Member] = ()
 
-    def _salvage(self) -> TensorDictBase | None:
-        return None
+    def _put(self, batch: Any, raw: TensorDictBase) -> None:
+        """Each node's frames behind its earlier ones."""
+        stacked = self._sync and raw.ndim == len(self._lead) + 2 and self._assembler is None
+        if not stacked or getattr(batch, "shape", None) != raw.shape:
+            super()._put(batch, raw)
+            return
+        assert self._sink is not None
+        for member, own, own_raw in zip(self._delivered, batch.unbind(0), raw.unbind(0), strict=True):
+            self._sink.put(own, own_raw, member.first_env, [own])
 
     def __len__(self) -> int:
         if self._loss.goes_on:
@@ -657,7 +534,7 @@ class NodesCollector(BaseCollector):
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def _weights_after_batch(self, members: Sequence[_Member]) -> None:
+    def _weights_after_batch(self, members: Sequence[Member]) -> None:
         """What ``update_after_each_batch`` and its like ask for."""
         if "policy" not in self._schemes or self.policy is None:
             return
@@ -693,15 +570,18 @@ class NodesCollector(BaseCollector):
         for name, source in sources.items():
             self._check_source(name, source)
         sent = {name: source for name, source in sources.items() if name in self._schemes}
+        if not sent:
+            return
         nodes = None if worker_ids is None else [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
         if nodes == []:
             return
         for node in nodes or ():
-            if not 0 <= node < len(self._members):
-                raise ValueError(f"there is no node {node}; there are {len(self._members)}, counted from 0")
-        self._policy_version += bool(sent)
-        for name, source in sent.items():
-            self._send(name, source, nodes, self._policy_version)
+            if not 0 <= node < self.num_workers:
+                raise ValueError(f"there is no node {node}; there are {self.num_workers}, counted from 0")
+        with self.lock:  # versions arrive in the order in which they were counted
+            self._policy_version += 1
+            for name, source in sent.items():
+                self._send(name, source, nodes, self._policy_version)
 
     def _check_source(self, name: str, source: Any) -> None:
         if name not in self._schemes:
@@ -722,38 +602,29 @@ class NodesCollector(BaseCollector):
             fitting_weights(self.policy, source)  # before any node gets some of it
 
     def _send(self, name: str, source: Any, nodes: Sequence[int] | None, version: int) -> None:
-        tensors = flat_weights(self.policy if source is None else source)
-        self._schemes[name].send_to(
-            {key: tensor for key, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}, nodes, version
-        )
+        self._schemes[name].send_to(_tensors(self.policy if source is None else source), nodes, version)
 
     # What a scheme needs of its collector.
 
     def share_weights(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         return self._engine.share(pack_tensors(tensors))
 
-    def post_weights(self, node: int, shared: Any, version: int, model_id: str) -> Future[None] | None:
-        member = self._members[node]
+    def post_weights(self, node: int, shared: Any, version: int, model_id: str) -> tuple[Future[None], int] | None:
+        """What it came to, and the life of the node that it was sent to; None if that is gone."""
+        member = self._roster.members[node]
         if not member.alive:
             return None
         member.batches_since_weights = 0
-        return self._engine.set_weights(node, shared, version, model_id)
+        return self._engine.set_weights(node, shared, version, model_id), member.plan.life
 
-    def weights_failed(self, node: int, error: Exception) -> None:
+    def weights_failed(self, node: int, life: int, error: Exception) -> None:
         """A node that was started again has them already."""
-        with self.lock:
-            if isinstance(error, NodeLost):
-                self._lost_between_batches(self._members[node], error)
-                return
-        error.add_note(f"swath: raised in {self._members[node].who}, while it applied weights")
+        member = self._roster.members[node]
+        if isinstance(error, NodeLost):
+            self._roster.deal_with(member, life, error)
+            return
+        error.add_note(f"swath: raised in {member.who}, while it applied weights")
         raise error
-
-    def _lost_between_batches(self, member: _Member, error: NodeLost) -> None:
-        pending = list(member.pending.values())
-        if self._lost(member, error):
-            for old in pending:
-                self._random_frames_left -= old.random_frames
-                self._order(member, old.steps, old.num_envs, old.random_frames)
 
     def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
         self.update_policy_weights_(weights, worker_ids=worker_ids)
@@ -771,19 +642,14 @@ class NodesCollector(BaseCollector):
 
     # -- control ---------------------------------------------------------------------------------------------------
 
-    def _call_all(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all nodes, at the same time."""
-        self._require_open()
-        futures = [(member, self._engine.call(member.plan.node, name, *args, **kwargs)) for member in self._alive]
-        return [self._wait_for(member, future) for member, future in futures]
-
-    def _call(self, member: _Member, name: str, *args: Any, **kwargs: Any) -> Any:
-        return self._wait_for(member, self._engine.call(member.plan.node, name, *args, **kwargs))
-
     def _still(self, what: str) -> None:
+        """Nothing is under way."""
         self._require_open()
         self._require_still(what)
         self._drain()
+        for arrival in self._in_hand:
+            self._put_back_random(arrival)
+        self._in_hand = []
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed envs, random actions and policies of all nodes, one after the other; new episodes start.
@@ -791,10 +657,15 @@ class NodesCollector(BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         self._still("set_seed")
-        following: int | None = int(seed)
-        for member in self._alive:
-            member.seed = int(following or 0), static_seed
-            following = self._call(member, "set_seed", member.seed[0], static_seed)
+        following = int(seed)
+        for member in self._roster.members:
+            member.seed = following, static_seed
+            answer = self._roster.ask(member, "set_seed", following, static_seed) if member.alive else []
+            if answer and answer[0] is not None:
+                following = answer[0]
+            elif not answer and not static_seed:  # it is gone: the others get the seeds that they would have had
+                for _ in range(member.about.num_envs):
+                    following = next_seed(following)
         if self._assembler is not None:
             self._assembler.drop_all()
         return following
@@ -802,17 +673,15 @@ class NodesCollector(BaseCollector):
     def reset(self, **kwargs: Any) -> None:
         """Start new episodes with the next batch, in all envs."""
         self._still("reset")
-        self._call_all("reset", **kwargs)
+        self._roster.ask_all("reset", **kwargs)
         if self._assembler is not None:
             self._assembler.drop_all()
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and what each node can save of itself (see ``Collector.state_dict``)."""
         with self._held():
-            states = self._call_all("state_dict")
-            state: dict[str, Any] = {
-                f"node{member.plan.node}": own for member, own in zip(self._alive, states, strict=True)
-            }
+            self._require_open()
+            state: dict[str, Any] = {f"node{m.node}": own for m, own in self._roster.ask_all("state_dict")}
             under_way = [order.random_frames for member in self._alive for order in member.pending.values()]
             return {
                 **state,
@@ -820,6 +689,7 @@ class NodesCollector(BaseCollector):
                 "iter": self._iter,
                 "policy_version": self._policy_version,
                 "random_frames_left": self._random_frames_left + sum(under_way),
+                "next_ids": {f"node{m.node}": m.next_own_id for m in self._alive},
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -830,11 +700,16 @@ class NodesCollector(BaseCollector):
         if len(states) != len(self._alive):
             raise ValueError(f"this state is of {len(states)} nodes, but there are {len(self._alive)}")
         self._still("load_state_dict")
-        for member, own in zip(self._alive, states.values(), strict=True):
-            self._call(member, "load_state_dict", own, strict)
+        self._policy_version = state_dict["policy_version"]
+        for member, (name, own) in zip(self._alive, states.items(), strict=True):
+            member.next_own_id = max(member.next_own_id, state_dict["next_ids"][name])
+            self._roster.ask(member, "load_state_dict", own, strict, member.next_own_id)
+            weights = _policy_state(own)
+            if weights is not None and "policy" in self._schemes and self._loss.restarts:
+                shared = self.share_weights(_tensors(weights))
+                self._schemes["policy"].remember(shared, [member.node], self._policy_version)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
-        self._policy_version = state_dict["policy_version"]
         self._random_frames_left = state_dict["random_frames_left"]
         if self._assembler is not None:
             self._assembler.drop_all()
@@ -850,29 +725,36 @@ class NodesCollector(BaseCollector):
             "num_envs": self._num_envs,
             "num_nodes": self.num_nodes,
             "engine": self._engine.name,
-            "nodes": [_describe(member) for member in self._members],
+            "nodes": [member.describe() for member in self._roster.members],
         }
 
     def getattr_env(self, name: str) -> Any:
         """An attribute of the first node's env."""
-        self._require_open()
-        return self._call(self._alive[0], "getattr_env", name)
+        return self._ask_first("getattr_env", name)
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the first node's policy."""
+        return self._ask_first("getattr_policy", name)
+
+    def _ask_first(self, method: str, name: str) -> Any:
         self._require_open()
-        return self._call(self._alive[0], "getattr_policy", name)
+        answer: list[Any] = []
+        while not answer:
+            answer = self._roster.ask(self._alive[0], method, name)
+        return answer[0]
 
     def getattr_rb(self, name: str) -> Any:
         return getattr(self.replay_buffer, name)
 
     def get_distant_attr(self, path: str) -> list[Any]:
         """An attribute of each node's collector by its dotted path, such as ``"env.batch_size"``."""
-        return [value for values in self._call_all("get_distant_attr", path) for value in values]
+        self._require_open()
+        return [value for _, values in self._roster.ask_all("get_distant_attr", path) for value in values]
 
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``path`` (such as ``"env.set_level"``) on every node."""
-        return self._call_all("cascade_execute", path, *args, **kwargs)
+        self._require_open()
+        return [value for _, value in self._roster.ask_all("cascade_execute", path, *args, **kwargs)]
 
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":
@@ -891,7 +773,7 @@ class NodesCollector(BaseCollector):
             return
         for scheme in self._schemes.values():
             scheme.shutdown()
-        self._engine.close(self._shutdown_timeout)
+        self._roster.close(self._shutdown_timeout)
 
     def __del__(self) -> None:
         self.shutdown(raise_on_error=False)
@@ -917,7 +799,7 @@ class _DirectWriting(Batches):
         self._collector = collector
 
     def is_still(self) -> bool:
-        return not any(member.pending for member in self._collector._alive)
+        return not self._collector._roster.has_pending
 
     def hurry(self) -> None:
         self._collector._draining = True
@@ -926,50 +808,21 @@ class _DirectWriting(Batches):
         self._collector._draining = False
 
 
-def list_nodes(create_env_fn: Any, num_collectors: Any) -> list[Any]:
-    """A factory for each node."""
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
-        factories = list(create_env_fn)
-        if not factories:
-            raise ValueError("create_env_fn is an empty list; give a factory for every node")
-        if num_collectors is not None and len(factories) not in (1, num_collectors):
-            raise ValueError(
-                f"create_env_fn has {len(factories)} entries for num_collectors={num_collectors}; give one for each, "
-                "or one for all"
-            )
-        if num_collectors is not None and len(factories) == 1:
-            factories = factories * num_collectors
-        return factories
-    return [create_env_fn] * (1 if num_collectors is None else positive_int("num_collectors", num_collectors))
+def storing(device: Any) -> torch.device | None:
+    """Where batches are delivered: the first of several devices."""
+    first = device[0] if isinstance(device, (list, tuple)) else device
+    return None if first is None else torch.device(first)
 
 
-def node_class(given: Any, num_workers: int) -> type:
-    """The collector that runs on a node."""
-    if isinstance(given, str):
-        if given not in _CLASSES:
-            raise ValueError(f"collector_class must be a class or one of {', '.join(_CLASSES)}; got {given!r}")
-        given = _CLASSES[given]
-    if not (isinstance(given, type) and issubclass(given, (Collector, MultiCollector))):
-        raise TypeError(f"collector_class must be Collector or a MultiCollector, got {given!r}")
-    if num_workers > 1 and not issubclass(given, MultiCollector):
-        return MultiSyncCollector
-    return given
+def _tensors(source: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in flat_weights(source).items() if isinstance(tensor, torch.Tensor)}
 
 
-def _describe(member: _Member) -> dict[str, Any]:
-    last = member.last
-    return {
-        "node": member.plan.node,
-        "host": member.about.host,
-        "pid": member.about.pid,
-        "alive": member.alive,
-        "restarts": member.restarts,
-        "frames": member.frames,
-        "batches": member.batches,
-        "fps": member.frames / member.busy_s if member.busy_s else 0.0,
-        "busy_s": member.busy_s,
-        "env_s": 0.0 if last is None else last.env_s,
-        "policy_s": 0.0 if last is None else last.policy_s,
-        "policy_version": 0 if last is None else last.policy_version,
-        "orders_under_way": len(member.pending),
-    }
+def _policy_state(state: Mapping[str, Any]) -> Any:
+    """The policy's weights in the state of a node's collector, of one process or several."""
+    while "policy_state_dict" not in state:
+        inner = next((state[name] for name in ("worker0", "lane0") if name in state), None)
+        if inner is None:
+            return None
+        state = inner
+    return state["policy_state_dict"]

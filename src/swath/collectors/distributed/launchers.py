@@ -15,15 +15,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
-import cloudpickle
-
+from swath.errors import NodeLost
 from swath.workers import pickling
 from swath.workers.start import StartMethod, check_start_method, start_process
 
@@ -49,20 +48,12 @@ class Ticket:
     plan: bytes
     #: How the engine is reached.
     where: Mapping[str, Any]
-    #: Where the program's own modules are found.
-    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
 
     def run(self) -> None:
-        search_as_driver_does(self.search_path)
         importlib.import_module(self.engine).serve(self)
 
     def make_plan(self) -> Any:
-        return cloudpickle.loads(self.plan)
-
-
-def search_as_driver_does(search_path: Sequence[str]) -> None:
-    """So that modules beside the user's script are found; they are on this machine, or a file system that is shared."""
-    sys.path += [folder for folder in search_path if folder not in sys.path]
+        return pickling.loads_with_path(self.plan)
 
 
 class NodeProcess(Protocol):
@@ -95,7 +86,11 @@ def _run_in_process(ticket: Ticket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, who tells us what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_watch_owner, name="swath-watch-owner", daemon=True).start()
-    ticket.run()
+    try:
+        ticket.run()
+    except NodeLost as lost:  # nothing is wrong here, and nobody asked for a traceback
+        print(f"swath: {lost}", file=sys.stderr, flush=True)
+        os._exit(1)
     os._exit(0)  # threads of the engine, or of an env, must not keep the process
 
 
@@ -182,6 +177,7 @@ class _Job:
 def make_executor(folder: Any, slurm_kwargs: Mapping[str, Any] | None) -> Any:
     """``slurm_kwargs`` are submitit's; ``cluster="local"`` among them makes jobs of this machine."""
     submitit = _import_submitit()
+    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)  # jobs are pickles, with secrets in them
     options = {**DEFAULT_SLURM_CONF, **(slurm_kwargs or {})}
     executor = submitit.AutoExecutor(folder=str(folder), cluster=options.pop("cluster", None))
     executor.update_parameters(**options)
@@ -234,7 +230,7 @@ class FolderLauncher:
         part = path.with_suffix(f".{uuid.uuid4().hex}")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(pickling.dumps(ticket))
+            file.write(pickling.dumps_with_path(ticket))
         os.replace(part, path)
         return _Elsewhere()
 
@@ -265,7 +261,7 @@ def serve_from_folder(folder: Any, node: int, timeout_s: float | None = None) ->
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"no driver has put a ticket for node {node} into {folder}") from None
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-    cloudpickle.loads(data).run()
+    pickling.loads_with_path(data).run()
 
 
 def submitit_delayed_launcher(
@@ -300,8 +296,8 @@ def submitit_delayed_launcher(
             meeting.mkdir(parents=True, mode=0o700)
             main = make_executor(base, submitit_main_conf)
             nodes = make_executor(base, submitit_collection_conf)
-            work = pickling.dumps((function, args, kwargs))
-            job = main.submit(_run_main, work, str(meeting), tcpport, tuple(sys.path))
+            work = pickling.dumps_with_path((function, args, kwargs))
+            job = main.submit(_run_main, work, str(meeting), tcpport)
             others = [_Job(nodes.submit(serve_from_folder, str(meeting), node)) for node in range(num_jobs)]
             try:
                 return job.result()
@@ -318,12 +314,11 @@ def submitit_delayed_launcher(
     return decorate
 
 
-def _run_main(work: bytes, meeting: str, tcpport: int | str | None, search_path: Sequence[str]) -> Any:
-    search_as_driver_does(search_path)
+def _run_main(work: bytes, meeting: str, tcpport: int | str | None) -> Any:
     os.environ[FOLDER_VARIABLE] = meeting
     if tcpport is not None:
         os.environ["TCP_PORT"] = str(tcpport)
-    function, args, kwargs = cloudpickle.loads(work)
+    function, args, kwargs = pickling.loads_with_path(work)
     return function(*args, **kwargs)
 
 

@@ -71,6 +71,8 @@ class NodePlan:
     life: int = 0
     #: No id of its own collector below this is used.
     first_own_id: int = 0
+    #: Of a MultiCollector, which deals with them itself.
+    random_frames: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Report:
     #: Of the order's random frames, how many were not taken.
     random_left: int = 0
     policy_version: int = 0
+    #: Of a MultiCollector: its random frames that are still to come.
+    own_random_left: int = 0
     busy_s: float = 0.0
     env_s: float = 0.0
     policy_s: float = 0.0
@@ -251,6 +255,7 @@ class Node:
             plan.policy,
             policy_factory=plan.policy_factory,
             create_env_kwargs=plan.env_kwargs,
+            init_random_frames=plan.random_frames,
             **common,
         )
 
@@ -268,8 +273,6 @@ class Node:
             assert isinstance(collector, MultiCollector)
             about = collector._description
             whole = collector._is_shared
-            if getattr(collector, "_cat", "stack") != "stack":
-                raise ValueError("cat_results is not for collectors on nodes: their envs are stacked")
             lead = (len(collector._crew.members), *about.env_size) if whole else tuple(about.env_size)
             fields, env, has_weights = about.fields, about.env, bool(collector._schemes)
             num_envs = collector._num_envs
@@ -303,6 +306,7 @@ class Node:
                 tuple(fragments),
                 random_left,
                 self._collector._policy_version,  # type: ignore[attr-defined]
+                self._own_random_left(),
                 busy_s,
                 0.0 if timing is None else timing.env_s,
                 0.0 if timing is None else timing.policy_s,
@@ -330,11 +334,12 @@ class Node:
             left = max(0, rollout.random_frames_left)
             return batch, 0, left
         assert isinstance(collector, MultiCollector)
-        if self._rest is None or self._rest.shape[-1] < order.steps:
+        if self._rest is not None and self._rest.shape[-1] < order.steps:  # it does not fit into this batch
+            collector.reset()
+            self._rest = None
+        if self._rest is None:
             if self._stream is None:
                 self._stream = iter(collector)
-            with collector.lock:
-                collector._random_frames_left += order.random_frames
             self._rest = next(self._stream)
         batch, self._rest = self._rest, None
         first_env = collector._first_env
@@ -344,6 +349,16 @@ class Node:
         if order.num_envs is not None:
             batch = batch.reshape(-1, batch.shape[-1])[: order.num_envs]
         return batch, first_env, 0
+
+    def _own_random_left(self) -> int:
+        collector = self._collector
+        if not isinstance(collector, MultiCollector):
+            return 0
+        # As it saves it: without what is under way.
+        pending = getattr(collector, "_pending", ())
+        under_way = sum(each.random_frames for orders in pending for each in orders.values())
+        waiting = sum(piece.random_frames for piece in getattr(collector, "_pieces", ()))
+        return collector._random_frames_left + under_way + waiting
 
     def _name_trajectories(self, batch: TensorDictBase) -> None:
         ids = batch.get(TRAJ_IDS, None)
@@ -414,8 +429,11 @@ class Node:
             self._collector.reset()
         self._drop_episodes()
 
-    def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
+    def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool, first_own_id: int) -> None:
         self._collector.load_state_dict(state, strict)  # type: ignore[attr-defined]
+        if isinstance(self._collector, MultiCollector):
+            self._first_own_id = max(self._first_own_id, first_own_id)
+        self._ids.next_id = max(self._ids.next_id, first_own_id)
         self._mail.policy_version = self._collector._policy_version  # type: ignore[attr-defined]
         self._stream = None
         self._drop_episodes()

@@ -84,6 +84,10 @@ def make_device(address: str) -> Any:
         ) from None
 
 
+def connect_to_store(address: str, port: int, timeout_s: float) -> Any:
+    return TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s))
+
+
 def _describe(about: NodeDescription) -> dict[str, Any]:
     fields = [[list(f.key), list(f.shape), str(f.dtype).removeprefix("torch.")] for f in about.fields]
     return {**asdict(about), "fields": fields, "lead": list(about.lead)}
@@ -125,9 +129,10 @@ class _RemoteNode:
                 return future
             number, self.next_number = self.next_number, self.next_number + 1
             self.asked[number] = kind, future
-        assert self.link is not None
+        link = self.link
         with suppress(LinkBroken):  # whoever listens will say so
-            self.link.send(kind, number, about, body)
+            if link is not None:
+                link.send(kind, number, about, body)
         return future
 
     def listen(self) -> None:
@@ -147,26 +152,35 @@ class _RemoteNode:
         assert self.link is not None
         with self.lock:
             kind, future = self.asked.pop(message.number)
-        self.link.answered(message.number)
-        if message.kind == FAILED:
-            future.set_exception(revive_error(message.about, self.number))
-        elif kind == COLLECT:
-            future.set_result((_reported(message.about), message.body))
-        elif kind == HELLO:
-            future.set_result(_described(message.about))
-        else:
-            future.set_result(None if message.body is None else unpack_value(message.body))
+        try:
+            self.link.answered(message.number)
+            if message.kind == FAILED:
+                future.set_exception(revive_error(message.about, self.number))
+            elif kind == COLLECT:
+                future.set_result((_reported(message.about), message.body))
+            elif kind == HELLO:
+                future.set_result(_described(message.about))
+            else:
+                future.set_result(None if message.body is None else unpack_value(message.body))
+        except Exception as error:
+            with self.lock:  # whoever waits is told with the others
+                self.asked[message.number] = kind, future
+            raise error
 
     def lose(self, why: str) -> None:
         deadline = time.monotonic() + _SECONDS_TO_SAY_WHY
         while (how := self.process.has_ended()) is None and time.monotonic() < deadline:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        loss = NodeLost(f"node {self.number} was lost: {how or why}.", self.number)
+        self.give_up(NodeLost(f"node {self.number} was lost: {how or why}.", self.number))
+
+    def give_up(self, loss: NodeLost) -> None:
+        """Whoever waits for an answer is told."""
         with self.lock:
             self.loss = loss
             asked, self.asked = list(self.asked.values()), {}
         for _, future in asked:
-            future.set_exception(_again(loss))
+            if not future.done():
+                future.set_exception(_again(loss))
         if self.link is not None:
             self.link.close()
 
@@ -232,7 +246,7 @@ class ProcessGroupEngine:
             node=plan.node,
             life=plan.life,
             engine=__name__,
-            plan=pickling.dumps(plan),
+            plan=pickling.dumps_with_path(plan),
             where={
                 "address": self._address,
                 "port": self.port,
@@ -250,9 +264,11 @@ class ProcessGroupEngine:
     def _meet(self, node: _RemoteNode, ticket: Ticket, future: Future[NodeDescription]) -> None:
         try:
             name = ticket.where["name"]
-            self._await_arrival(node, name)
+            # A client of its own: whoever waits with a client keeps all others of it waiting.
+            store = connect_to_store(self._address, self.port, self._start_timeout_s)
+            self._await_arrival(node, store, name)
             node.link = Link(
-                self._store,
+                store,
                 name,
                 0,
                 self._device,
@@ -272,16 +288,18 @@ class ProcessGroupEngine:
             lost = NodeLost(f"node {node.number} could not be reached: {how or error}", node.number)
             future.set_exception(lost)
 
-    def _await_arrival(self, node: _RemoteNode, name: str) -> None:
+    def _await_arrival(self, node: _RemoteNode, store: Any, name: str) -> None:
         deadline = time.monotonic() + self._start_timeout_s
-        while not self._store.check([f"{name}/here"]):
+        pause_s = _SECONDS_BETWEEN_LOOKS
+        while not store.check([f"{name}/here"]):
             if self._closed.is_set():
                 raise RuntimeError("the collector was shut down")
             if (how := node.process.has_ended()) is not None:
                 raise RuntimeError(how)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"it did not come within {self._start_timeout_s:g} s")
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(pause_s)
+            pause_s = min(0.5, 1.2 * pause_s)  # there may be a thousand who look
 
     def _check_secret(self, node: _RemoteNode, nonce: str) -> None:
         """Each side proves to the other that it knows the secret; nobody says it."""
@@ -298,16 +316,24 @@ class ProcessGroupEngine:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def collect(self, node: int, order: Order) -> Future[tuple[Report, Bytes | None]]:
-        return self._nodes[node].ask(COLLECT, list(order))
+        return self._ask(node, COLLECT, list(order))
 
     def share(self, weights: Bytes) -> Bytes:
         return weights
 
+    def _ask(self, node: int, kind: int, about: Any = None, body: Any = None) -> Future[Any]:
+        known = self._nodes.get(node)
+        if known is not None:
+            return known.ask(kind, about, body)
+        gone: Future[Any] = Future()
+        gone.set_exception(NodeLost(f"node {node} is gone", node))
+        return gone
+
     def set_weights(self, node: int, shared: Bytes, version: int, model_id: str) -> Future[None]:
-        return self._nodes[node].ask(WEIGHTS, [version, model_id], shared)
+        return self._ask(node, WEIGHTS, [version, model_id], shared)
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._nodes[node].ask(CALL, name, pack_value([list(args), kwargs]))
+        return self._ask(node, CALL, name, pack_value([list(args), kwargs]))
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -330,6 +356,8 @@ class ProcessGroupEngine:
                     node.link.close()
             if node.listener is not None:
                 node.listener.join(1.0)
+            if node.loss is None:
+                node.give_up(NodeLost(f"node {node.number} was told to leave", node.number))
             node.link = None
 
     def close(self, timeout_s: float) -> None:
@@ -364,7 +392,7 @@ def serve(ticket: Ticket) -> None:
     where = ticket.where
     address = where["address"]
     own = LOOPBACK if is_loopback(address) else own_address(address, where["port"])
-    store = TCPStore(address, where["port"], None, False, timeout=timedelta(seconds=where["start_timeout_s"]))
+    store = connect_to_store(address, where["port"], where["start_timeout_s"])
     store.set(f"{where['name']}/here", own)
     link = Link(
         store,
@@ -521,7 +549,7 @@ class DistributedCollector(NodesCollector):
         own = take_launch_arguments(others)
         own["backend"] = others.pop("backend", None) or "gloo"
         own["secret"] = others.pop("secret", None)
-        own["node_timeout_s"] = float(others.pop("node_timeout_s", 10.0))
+        own["node_timeout_s"] = float(others.pop("node_timeout_s", 8.0))
         if own["backend"] not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {own['backend']!r}")
         return own

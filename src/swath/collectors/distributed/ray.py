@@ -13,6 +13,8 @@ from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
+from swath.collectors.distributed.plans import list_nodes
+from swath.collectors.sink import make_sink
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
 from swath.weight_update.nodes import RayWeightSyncScheme
@@ -33,7 +35,7 @@ class _Actor:
 
     def make(self, plan: bytes) -> Any:
         def make() -> NodeDescription:
-            self._node = Node(cloudpickle.loads(plan))
+            self._node = Node(pickling.loads_with_path(plan))
             return self._node.describe()
 
         return _attempt(make)
@@ -77,6 +79,7 @@ class RayEngine:
         self._configs = remote_configs
         self._started_ray = start_ray(ray_init_config)
         self.actors: dict[int, Any] = {}
+        self._promises: set[Future[Any]] = set()
         self._closed = False
 
     def launch(self, plan: NodePlan) -> Future[NodeDescription]:
@@ -89,35 +92,46 @@ class RayEngine:
         config = {**DEFAULT_REMOTE_CONFIG, **self._configs[plan.node % len(self._configs)]}
         remote = ray.remote(**config, max_restarts=0, concurrency_groups={_CONTROL: 1})(SwathNode)
         actor = self.actors[plan.node] = remote.remote()
-        return self._promise(plan.node, actor.make.remote(pickling.dumps(plan)))
+        return self._promise(plan.node, actor.make.remote(pickling.dumps_with_path(plan)))
 
     def collect(self, node: int, order: Order) -> Future[tuple[Report, Bytes | None]]:
-        return self._promise(node, self.actors[node].collect.remote(order))
+        return self._ask(node, "collect", order)
 
     def share(self, weights: Bytes) -> Any:
         return self._ray.put(weights)
 
     def set_weights(self, node: int, shared: Any, version: int, model_id: str) -> Future[None]:
-        return self._promise(node, self.actors[node].set_weights.remote(shared, version, model_id))
+        return self._ask(node, "set_weights", shared, version, model_id)
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        request = pickling.dumps((name, args, kwargs))
-        return self._promise(node, self.actors[node].call.remote(request), cloudpickle.loads)
+        return self._ask(node, "call", pickling.dumps((name, args, kwargs)), read=cloudpickle.loads)
+
+    def _ask(self, node: int, method: str, *args: Any, read: Any = None) -> Future[Any]:
+        actor = self.actors.get(node)
+        if actor is not None:
+            return self._promise(node, getattr(actor, method).remote(*args), read)
+        gone: Future[Any] = Future()
+        gone.set_exception(NodeLost(f"node {node} is gone", node))
+        return gone
 
     def _promise(self, node: int, reference: Any, read: Any = None) -> Future[Any]:
         """A reference as a future, which takes no thread and no polling however many there are."""
         promise: Future[Any] = Future()
+        self._promises.add(promise)
 
         def keep(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is not None:
-                promise.set_exception(self._lost(node, error))
-                return
-            value = done.result()
-            if isinstance(value, Packed):
-                promise.set_exception(unpack(value, node, f"node {node}"))
+            self._promises.discard(promise)
+            try:
+                value = done.result()
+                if isinstance(value, Packed):
+                    raise unpack(value, node, f"node {node}")
+                value = value if read is None else read(value)
+            except BaseException as error:
+                if not promise.done():
+                    promise.set_exception(self._lost(node, error))
             else:
-                promise.set_result(value if read is None else read(value))
+                if not promise.done():
+                    promise.set_result(value)
 
         reference.future().add_done_callback(keep)
         return promise
@@ -150,6 +164,9 @@ class RayEngine:
                 ray.wait(leaving, num_returns=len(leaving), timeout=timeout_s)
         for node in list(self.actors):
             self.end(node)
+        for promise in list(self._promises):  # whoever waits is told
+            if not promise.done():
+                promise.set_exception(NodeLost("the collector was shut down"))
         if self._started_ray:
             ray.shutdown()
 
@@ -178,7 +195,6 @@ class RayCollector(NodesCollector):
 
     _scheme_class = RayWeightSyncScheme
     _both_update_rules_are_fine = True
-    _engine: RayEngine  # type: ignore[assignment]
 
     def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
         configs = others.pop("remote_configs", None) or {}
@@ -222,13 +238,12 @@ class RayCollector(NodesCollector):
         collector_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """More nodes, with the newest weights; each adds as many frames to a ``sync`` batch as the others have."""
-        from swath.collectors.distributed.driver import list_nodes
-
-        self._still("add_collectors")
-        first = self._members[0].plan
+        self._require_open()
+        self._require_still("add_collectors")
+        first = self._roster.members[0].plan
         plans = [
-            self._make_plan(
-                len(self._members) + i,
+            self._plans.plan(
+                self.num_workers + i,
                 factory,
                 create_env_kwargs,
                 first.policy_factory if policy_factory is None else policy_factory,
@@ -236,12 +251,14 @@ class RayCollector(NodesCollector):
             )
             for i, factory in enumerate(list_nodes(create_env_fn, num_collectors))
         ]
-        self._launch(plans)
+        self._start(plans)
         if "policy" in self._schemes and self.policy is not None:
             self._send("policy", None, [plan.node for plan in plans], self._policy_version)
         if self._writes_itself:
             for member in self._alive:
-                self._let_node_write(member, self._num_envs)
+                self._let_node_write(member)
+        elif self.replay_buffer is not None:
+            self._sink = make_sink(self.replay_buffer, self._num_envs, self._extends)
 
     def stop_remote_collectors(self) -> None:
         """End the actors, and with them this collector."""

@@ -109,7 +109,7 @@ def _attempt(do: Any) -> Any:
 def _make(plan: bytes) -> Any:
     def make() -> NodeDescription:
         global _node
-        _node = Node(cloudpickle.loads(plan))
+        _node = Node(pickling.loads_with_path(plan))
         return _node.describe()
 
     return _attempt(make)
@@ -154,6 +154,9 @@ def _hush() -> None:
 def serve(ticket: Ticket) -> None:
     """Be a node until the driver says that it is done, or is gone."""
     where = dict(ticket.where)
+    devices = where["visible_devices"]
+    if devices is not None:  # before CUDA is used for the first time
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(devices[ticket.node % len(devices)])
     address = where["address"]
     own = LOOPBACK if is_loopback(address) else own_address(address, 0)
     _join(_node_name(where["run"], ticket.node), ticket.node + 1, where, own)
@@ -198,6 +201,7 @@ class RPCEngine:
         address: str,
         port: int,
         options: Any,
+        visible_devices: Any,
         node_timeout_s: float,
         start_timeout_s: float,
     ) -> None:
@@ -219,6 +223,7 @@ class RPCEngine:
             "run": uuid.uuid4().hex[:12],
             "round": rpc._init_counter,  # groups are told apart by how many this process has had
             "options": options,
+            "visible_devices": visible_devices,
             "node_timeout_s": node_timeout_s,
             "start_timeout_s": start_timeout_s,
         }
@@ -254,7 +259,7 @@ class RPCEngine:
             _join(_driver_name(self._where["run"]), 0, self._where, self._address)
             self._joined = True
             for node, plan in self._plans.items():
-                made = self._ask(node, _make, pickling.dumps(plan))
+                made = self._ask(node, _make, pickling.dumps_with_path(plan))
                 made.add_done_callback(lambda done, future=self._started[node]: _pass_on(done, future))
         except Exception as error:
             for node, future in self._started.items():
@@ -305,10 +310,12 @@ class RPCEngine:
                 self._pending[node].discard(promise)
             if not known:
                 return
-            if isinstance(value, Packed):
-                promise.set_exception(unpack(value, node, f"node {node}"))
-            else:
+            try:
+                if isinstance(value, Packed):
+                    raise unpack(value, node, f"node {node}")
                 promise.set_result(value if read is None else read(value))
+            except BaseException as error:
+                promise.set_exception(error)
 
         try:
             rpc.rpc_async(
@@ -390,7 +397,7 @@ class RPCCollector(NodesCollector):
         launcher, slurm_kwargs, folder, address, tcp_port, node_timeout_s, mp_start_method: see
             ``DistributedCollector``.
         tensorpipe_options: for ``TensorPipeRpcBackendOptions``.
-        visible_devices: the GPU of each node, where nodes are to have one of their own.
+        visible_devices: the numbers of GPUs; each node sees one of them only.
 
     A process can have one of these at a time. Torch RPC is no longer developed: prefer a ``DistributedCollector``.
     """
@@ -400,8 +407,8 @@ class RPCCollector(NodesCollector):
     def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
         own = take_launch_arguments(others)
         own["options"] = others.pop("tensorpipe_options", None)
-        own["node_timeout_s"] = float(others.pop("node_timeout_s", 10.0))
-        self._visible_devices = others.pop("visible_devices", None)
+        own["node_timeout_s"] = float(others.pop("node_timeout_s", 8.0))
+        own["visible_devices"] = others.pop("visible_devices", None)
         return own
 
     def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
@@ -422,6 +429,7 @@ class RPCCollector(NodesCollector):
             address=address,
             port=0 if is_loopback(address) else port,
             options=own["options"],
+            visible_devices=own["visible_devices"],
             node_timeout_s=own["node_timeout_s"],
             start_timeout_s=self._start_timeout_s,
         )

@@ -174,7 +174,7 @@ class Link:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).splitlines()[0]
+    text = str(error).splitlines()[0].partition(". This is typically")[0]
     return text.partition("] ")[2] or text
 
 
