@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 import batched
+import driver
 import filling
 import multi
+import nodes
 import parallel
 import payload
 import sampling
@@ -41,6 +43,8 @@ PARTS: dict[str, Any] = {
     "server": server,
     "filling": filling,
     "sampling": sampling,
+    "nodes": nodes,
+    "driver": driver,
 }
 _RIVALS = list(dict.fromkeys([*single.RIVALS, *multi.RIVALS, *batched.RIVALS]))
 
