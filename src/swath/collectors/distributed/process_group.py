@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 import uuid
-from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
@@ -417,7 +416,6 @@ class _NodeServer:
         self._weights: SimpleQueue[Message] = SimpleQueue()
         self._left = threading.Event()
         self._lost: str | None = None
-        self._unsent: deque[Any] = deque()
 
     def run(self) -> None:
         secret = self._ticket.where["secret"]
