@@ -680,9 +680,9 @@ def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: 
 def test_bad_envs() -> None:
     with pytest.raises(ValueError, match=r"one env, got 2; put several into SerialEnv"):
         Collector([make_env, make_env], frames_per_batch=4)
-    with pytest.raises(TypeError, match="made a int"):
+    with pytest.raises(TypeError, match="made is of type int, which is no env; a collector takes an env"):
         Collector(lambda: 3, frames_per_batch=4)
-    with pytest.raises(TypeError, match="must be an env or a function"):
+    with pytest.raises(TypeError, match="of type int; a collector takes an env, or a function"):
         Collector(3, frames_per_batch=4)
 
 

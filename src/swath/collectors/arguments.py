@@ -14,7 +14,6 @@ from swath.collectors.base import positive_int
 from swath.collectors.devices import parameter_devices
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
-from swath.envs.specs import Composite
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.layout import as_key
 
@@ -107,6 +106,8 @@ def on_device(policy: Any, device: torch.device | None) -> Any:
     """The user's own policy where it is on the right device already, else a copy there."""
     if policy is None:
         return RandomPolicy()
+    if type(policy).__name__ == "RandomPolicy" and not isinstance(policy, RandomPolicy):  # TorchRL's
+        return RandomPolicy(policy.action_spec, policy.action_key)
     if device is None or parameter_devices(policy) <= {device}:
         return policy
     return copy.deepcopy(policy).requires_grad_(False).to(device)
@@ -123,6 +124,6 @@ def casting_device(policy_device: torch.device | None, env: EnvBase) -> torch.de
 def random_specs(policy: Any) -> dict[Any, Any] | None:
     if not isinstance(policy, RandomPolicy) or policy.action_spec is None:
         return None
-    if isinstance(policy.action_spec, Composite):
+    if hasattr(policy.action_spec, "items"):
         return dict(policy.action_spec.items(True, True))
     return {policy.action_key: policy.action_spec}

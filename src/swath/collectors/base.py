@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Self
@@ -22,8 +22,10 @@ from swath.collectors.background import Background, Batches
 from swath.collectors.finite import require_finite
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
-from swath.errors import CollectorClosed, EnvClosed, NoLength, WorkerError
+from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError
 from swath.rollout.exploration import end_scopes, open_scopes
+from swath.rollout.layout import show
+from swath.rollout.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,12 @@ class Postprocessing:
                 batch.get(("next", flag))[is_last] = True
         return batch
 
-    def apply(self, batch: TensorDictBase) -> Any:
+    def apply(
+        self, batch: TensorDictBase, restore: Callable[[TensorDictBase], TensorDictBase] = lambda batch: batch
+    ) -> Any:
         if self.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
+        batch = restore(batch)
         if self.postproc is None:
             return batch
         processed = self.postproc(batch)
@@ -158,6 +163,8 @@ class BaseCollector(IterableDataset):
         self._sink: BufferSink | ExtendSink | None = None
         if replay_buffer is not None:
             self._sink = make_sink(replay_buffer, self._num_envs, extend_buffer)
+        if self._structure is not None and self._structure.has_objects:
+            self._refuse_for_objects(self._structure)
         self._background: Background | None = None
         self._frames = 0
         self._iter = 0
@@ -166,6 +173,13 @@ class BaseCollector(IterableDataset):
         self._iterator: Iterator[Any] | None = None
         #: After an error: the frames of the batch that failed which were complete, or None.
         self.partial_batch: TensorDictBase | None = None
+
+    def _refuse_for_objects(self, structure: Structure) -> None:
+        what = f"{show(min(structure.things))} is no tensor of a fixed shape, which"
+        if self._assembler is not None:
+            raise EnvError(f"{what} trajs_per_batch cannot put together; collect without it")
+        if isinstance(self._sink, BufferSink):
+            raise EnvError(f"{what} a replay buffer of swath cannot store; leave it out of the env's specs")
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
@@ -177,9 +191,22 @@ class BaseCollector(IterableDataset):
     #: Of the batch that ``_collect`` gave: the number of its first env.
     _first_env = 0
 
+    #: What the env's keys are besides leaves of nested TensorDicts, if anything.
+    _structure: Structure | None = None
+
     def _collect(self) -> TensorDictBase:
         """The next batch, as the rollout makes it."""
         raise NotImplementedError
+
+    def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
+        """What is in the last batch by number: whatever is no tensor of a fixed shape."""
+        return {}
+
+    def _restore(self, batch: TensorDictBase) -> TensorDictBase:
+        """A batch in the form that the env's own TensorDicts have."""
+        if self._structure is None or isinstance(self._sink, BufferSink):  # which stores flat leaves
+            return batch
+        return self._structure.restore(batch, self._objects(batch))
 
     def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
         """A batch as each env, or batch of envs, made it; for buffers that are not swath's."""
@@ -265,7 +292,7 @@ class BaseCollector(IterableDataset):
                 post.pre_collect_hook()
             batch = raw = self._gather()
             if batch is not None:
-                batch = post.apply(batch)
+                batch = post.apply(batch, self._restore)
                 if post.post_collect_hook is not None:
                     post.post_collect_hook(batch)
                 if self.replay_buffer is not None:
@@ -304,7 +331,8 @@ class BaseCollector(IterableDataset):
     def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:
         """``raw`` is the batch, if it was whole and what came after it failed."""
         try:
-            self.partial_batch = self._salvage() if raw is None else raw
+            left_over = self._salvage() if raw is None else raw
+            self.partial_batch = None if left_over is None else self._restore(left_over)
         except Exception:  # what failed first is what the user must see
             self.partial_batch = None
         left = 0 if self.partial_batch is None else self.partial_batch.batch_size.numel()

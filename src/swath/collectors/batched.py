@@ -18,12 +18,14 @@ from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
+from swath.errors import EnvError, PolicyError
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.central import ENV_INDEX, CentralRollout
 from swath.rollout.delivery import Stamps
-from swath.rollout.layout import as_key
+from swath.rollout.layout import Key, as_key, show
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
+from swath.rollout.random_actions import for_all_envs
 from swath.workers.layout import WorkerLayout, available_cores
 
 #: What ``server_config`` may have, and which argument it stands for.
@@ -200,6 +202,7 @@ class AsyncBatchedCollector(Collector):
     ) -> Rollout:
         assert isinstance(env, AsyncEnvPool)
         devices = self._devices
+        _refuse_objects(env)
         first_row = first_observations(env)
         plan = None
         if not isinstance(self.policy, RandomPolicy):
@@ -212,6 +215,8 @@ class AsyncBatchedCollector(Collector):
                     trust_policy=trust_policy,
                     wrap=wrap,
                 )
+        if plan is not None:
+            _refuse_what_rows_cannot(plan)
         specs = random_specs(self.policy) or dict(env.full_action_spec.items(True, True))
         rollout = CentralRollout(
             env._crew,
@@ -220,7 +225,7 @@ class AsyncBatchedCollector(Collector):
             budget.frames_per_batch,
             stamps=stamps,
             ids=self._traj_ids,
-            action_specs={as_key(key): spec for key, spec in specs.items()},
+            action_specs=_for_all_envs(specs, env),
             envs_per_group=min(_envs_per_group(env._crew.worker_layout), self._max_batch_size),
             max_batch_size=self._max_batch_size,
             min_batch_size=self._min_batch_size,
@@ -268,6 +273,36 @@ class AsyncBatchedCollector(Collector):
             "policy_calls": forwards,
             "mean_batch_size": rollout.num_forward_rows / forwards if forwards else 0.0,
         }
+
+
+def _refuse_what_rows_cannot(plan: PolicyPlan) -> None:
+    """Here a call of the policy is for whichever envs are ready: it has no memory of its own for each of them."""
+    if plan.private_keys:
+        raise PolicyError(
+            f"the policy keeps {show(plan.private_keys[0])} from call to call, which an AsyncBatchedCollector cannot "
+            "give back to it; use a Collector or a MultiCollector, or write it under 'next'"
+        )
+    if plan.layout.primed:
+        key = min(plan.layout.primed)
+        raise PolicyError(
+            f"the env gives {show(key)} at a reset, and the policy writes it under 'next'; in an AsyncBatchedCollector "
+            "only one of them can. Leave the env's primer out: a policy's state is zero at an episode's start"
+        )
+
+
+def _for_all_envs(specs: Mapping[Any, Any], env: EnvBase) -> dict[Key, Any]:
+    fields = {field.key: field for field in env.row_layout().outputs}
+    count = env.batch_size.numel()
+    return {as_key(key): for_all_envs(spec, count, fields[as_key(key)]) for key, spec in specs.items()}
+
+
+def _refuse_objects(env: EnvBase) -> None:
+    structure = env.row_layout().structure
+    if structure is not None and structure.has_objects:
+        raise EnvError(
+            f"{show(min(structure.things))} is no tensor of a fixed shape, which envs in the workers of an "
+            "AsyncBatchedCollector cannot give; use a Collector or a MultiCollector"
+        )
 
 
 def _envs_per_group(layout: WorkerLayout) -> int:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
-
 from swath.collectors.base import positive_int
 from swath.collectors.devices import DeviceLike, Devices
-from swath.envs.base import EnvBase
+from swath.envs.making import ACCEPTED, is_env, shown
 from swath.workers.layout import AUTO, WorkerLayout
 
 
@@ -53,11 +51,8 @@ def list_factories(create_env_fn: Any, num_workers: Any, envs_per_worker: int | 
             raise ValueError("num_workers='auto' spreads the envs of a list; give create_env_fn=[fn] * n")
         factories = [create_env_fn] * ((num_workers or 1) * (envs_per_worker or 1))
     for index, factory in enumerate(factories):
-        if not (callable(factory) or isinstance(factory, (str, EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))):
-            raise TypeError(
-                f"create_env_fn of env {index} must be an env or a function that makes one, got "
-                f"{type(factory).__name__}"
-            )
+        if not (callable(factory) or isinstance(factory, str) or is_env(factory)):
+            raise TypeError(f"create_env_fn of env {index} is {shown(factory)}; {ACCEPTED}")
     return factories
 
 

@@ -253,6 +253,7 @@ class MultiCollector(BaseCollector):
                 lock=self.lock,
             )
             self._description = self._agree()
+            self._structure = self._description.structure
             budget = self._set_up(total_frames)
             if set_truncated and ("next", "truncated") not in {f.key for f in self._description.fields}:
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
@@ -435,6 +436,12 @@ class MultiCollector(BaseCollector):
     ) -> Order:
         self._num_orders += 1
         return Order(self._num_orders, block.number, steps, members, first_step, random_frames)
+
+    #: What goes with the batch that was delivered last.
+    _delivered_objects: Mapping[int, Any] = {}
+
+    def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
+        return self._delivered_objects
 
     def _as_batch(self, leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> TensorDictBase:
         """Leaves ``[envs, steps, *shape]`` as a TensorDict ``[*lead, steps]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ class _Piece:
     versions: list[tuple[int, int]]
     frames: int
     random_frames: int
+    objects: Mapping[int, Any]
 
 
 class MultiAsyncCollector(MultiCollector):
@@ -299,10 +300,14 @@ class MultiAsyncCollector(MultiCollector):
             random_left -= random_frames
             if steps:
                 cut = own if steps == order.steps[0] else {k: leaf[:, :steps].contiguous() for k, leaf in own.items()}
-                pieces.append(_Piece(worker, env, cut, layout.env_size, ready.versions, steps * each, random_frames))
+                pieces.append(
+                    _Piece(
+                        worker, env, cut, layout.env_size, ready.versions, steps * each, random_frames, ready.objects
+                    )
+                )
             if rest:
                 last = {key: leaf[:rest, steps : steps + 1].contiguous() for key, leaf in own.items()}
-                pieces.append(_Piece(worker, env, last, (rest,), [(0, ready.versions[-1][1])], rest, 0))
+                pieces.append(_Piece(worker, env, last, (rest,), [(0, ready.versions[-1][1])], rest, 0, ready.objects))
         return pieces
 
     def _salvage(self) -> TensorDictBase | None:
@@ -343,6 +348,7 @@ class MultiAsyncCollector(MultiCollector):
         self._updates_per_batch = max(self._updates_per_batch, updates)
         self._version_at_delivery = self._policy_version
         self._first_env = piece.first_env
+        self._delivered_objects = piece.objects
         return self._as_batch(leaves, piece.lead)
 
 

@@ -35,6 +35,7 @@ class _Batch:
     #: By worker.
     orders: dict[int, Order] = field(default_factory=dict)
     ready: dict[int, list[int]] = field(default_factory=dict)
+    objects: dict[int, Any] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[int]:
@@ -129,6 +130,7 @@ class MultiSyncCollector(MultiCollector):
             self._abandon(batch)
             raise
         self._batch = None
+        self._delivered_objects = batch.objects
         self._warn_if_waiting()
         return self._deliver(batch, num_envs)
 
@@ -191,6 +193,7 @@ class MultiSyncCollector(MultiCollector):
             return
         steps = [done + order.first_step for done in ready.steps]
         batch.ready[member.number] = steps
+        batch.objects.update(ready.objects)
         own_rows = len(member.blueprint.members) * self._layout.envs_per_member
         self._random_frames_left -= min(order.random_frames, min(ready.steps) * own_rows)
         if self._assembler is not None:
@@ -327,9 +330,9 @@ class MultiSyncCollector(MultiCollector):
 
 def mark_broken(part: dict[Key, torch.Tensor], step: int) -> None:
     """The episodes that a dead worker was in end at this step, truncated."""
-    over = part["next", "done"][:, step]
-    for flag in ("truncated", "done") if ("next", "truncated") in part else ("done",):
-        if flag == "truncated":
-            part["next", flag][:, step] |= ~over
-        else:
-            over.fill_(True)
+    for group in [key[:-1] for key in part if key[0] == "next" and key[-1] == "done"]:
+        over = part[*group, "done"][:, step]
+        truncated = part.get((*group, "truncated"))
+        if truncated is not None:
+            truncated[:, step] |= ~over
+        over.fill_(True)

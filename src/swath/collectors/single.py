@@ -35,7 +35,7 @@ from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import Stamps, batch_fields
 from swath.rollout.exploration import exploring
-from swath.rollout.layout import CPU, Field, Key
+from swath.rollout.layout import CPU, Field, Key, leaves_of
 from swath.rollout.loop import Mail, Rollout, first_observations
 from swath.rollout.plan import PolicyPlan
 from swath.weight_update.updaters import adopt_updater
@@ -167,6 +167,8 @@ class Collector(BaseCollector):
         self._traj_ids = TrajectoryIds() if traj_pool is None else traj_pool
         self._mail = mail
         env = make_env(create_env_fn, create_env_kwargs)
+        if is_limit(max_frames_per_traj) and env.limit_episodes(int(max_frames_per_traj)):  # type: ignore[arg-type]
+            max_frames_per_traj = None
         try:
             self._set_up(
                 env,
@@ -235,19 +237,21 @@ class Collector(BaseCollector):
         self._stamps = stamps
         self._given_policy = policy
         self.policy = on_device(policy, devices.policy)
+        env.complete_policy(self.policy)
         self._policy_version = 0
         self._random_stream = RandomStream(devices.policy)
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
+        self._structure = env.row_layout().structure
         super().__init__(budget, postprocessing, assembler, replay_buffer, extend_buffer)
         if assembler is not None:
             assembler.fragments = self._rollout.boundaries.fragments
         if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
             postprocessing.postproc.to(devices.storing)  # type: ignore[union-attr]
         for part in (policy, env):
-            register = getattr(part, "register_collector", None)
-            if callable(register):
-                register(self)
+            # Asked of its class: an env in processes gives any name, as its children's.
+            if callable(getattr(type(part), "register_collector", None)):
+                part.register_collector(self)
 
     def _make_rollout(
         self,
@@ -355,7 +359,17 @@ class Collector(BaseCollector):
     def rollout(self) -> TensorDictBase:
         """One batch that is not counted, nor postprocessed."""
         self._require_still("rollout")
+        return self._restore(self.flat_rollout())
+
+    def flat_rollout(self) -> TensorDictBase:
+        """For a worker: a batch of the fields that go through shared memory."""
         return self._collect_batch(self._budget.steps_per_batch, None)
+
+    def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
+        assert self._structure is not None
+        if not self._structure.has_objects or not batch.numel():
+            return {}
+        return self._structure.objects_of(dict(leaves_of(batch)), self.env.objects)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""
@@ -525,7 +539,7 @@ class Collector(BaseCollector):
 
     def fake_tensordict(self) -> TensorDictBase:
         """Zeros with every key, shape and dtype of a batch."""
-        return self._rollout.blank_batch(self._budget.steps_per_batch)
+        return self._restore(self._rollout.blank_batch(self._budget.steps_per_batch))
 
     def enable_profile(self, **config: Any) -> None:
         """Profile the first rollouts with torch's profiler; see ``ProfileConfig`` for the arguments."""

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 
+from swath.errors import EnvError
 from swath.rollout.delivery import TRAJ_IDS
+from swath.rollout.layout import as_key
 
 TrajFormat = Literal["padded", "cat"]
 
@@ -98,6 +100,15 @@ def _joined(pieces: list[TensorDictBase]) -> Any:
     return torch.cat(pieces)  # type: ignore[arg-type]
 
 
+def _ends(rows: TensorDictBase) -> torch.Tensor:
+    """Which frames ``[envs, time]`` are an episode's last: any flag named "done" says so."""
+    after = rows.get("next")
+    flags = [after.get(key).flatten(rows.ndim) for key in after.keys(True, True) if as_key(key)[-1] == "done"]
+    if not flags:
+        raise EnvError("trajs_per_batch needs to see where episodes end, but no flag of this env is called 'done'")
+    return torch.stack([flag.any(-1) for flag in flags]).any(0)
+
+
 class TrajectoryAssembler:
     """Puts whole episodes together from batches; an episode in progress waits for its end."""
 
@@ -120,7 +131,7 @@ class TrajectoryAssembler:
             raise KeyError("trajs_per_batch needs ('collector', 'traj_ids'), which this batch does not have")
         rows = batch.reshape(1, -1) if batch.ndim == 1 else batch.reshape(-1, batch.shape[-1])
         rows.names = None
-        ends = rows.get(("next", "done")).reshape(rows.shape)
+        ends = _ends(rows)
         finished: list[tuple[int, int, TensorDictBase]] = []
         for env in range(rows.shape[0]):
             start = 0

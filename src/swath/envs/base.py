@@ -62,6 +62,10 @@ class EnvBase:
     first_index = 0
     #: Whether some envs of a batch can be reset while the others go on.
     resets_single_envs = True
+    #: How many processes step it, beside this one.
+    num_busy_processes = 0
+    #: What its steps give that is no tensor of a fixed shape, by number (``rollout/structure.py``).
+    objects: Any = None
     _has_dynamic_specs = False
 
     def __init__(self, *, batch_size: Sequence[int] | int = (), device: torch.device | str | None = None) -> None:
@@ -153,6 +157,13 @@ class EnvBase:
         self._set_spec("done", spec)
 
     full_done_spec = done_spec
+
+    def complete_policy(self, policy: Any) -> None:
+        """Give a policy what it left to be learned from the env."""
+
+    def limit_episodes(self, max_steps: int) -> bool:
+        """Truncate episodes after so many steps; False: not by itself, whoever steps it has to."""
+        return False
 
     def add_truncated_keys(self) -> Self:
         """Give this env a ``truncated`` flag, which collectors may set."""

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 
 from swath.envs.base import EnvBase
+from swath.envs.guest import GuestEnv, is_guest
 from swath.envs.gym import GymEnv, GymWrapper
 
 
@@ -19,19 +20,38 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
         create_env_fn = create_env_fn[0]
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))
-    ready = isinstance(create_env_fn, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
+    ready = is_env(create_env_fn)
     if ready and kwargs:
         raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
     if not ready and not callable(create_env_fn):
-        raise TypeError(
-            f"create_env_fn must be an env or a function that makes one, got {type(create_env_fn).__name__}"
-        )
+        raise TypeError(f"create_env_fn is {shown(create_env_fn)}; {ACCEPTED}")
     env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
+    if isinstance(env, EnvBase):
+        return env
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
-        env = GymWrapper(env)
-    if not isinstance(env, EnvBase):
-        raise TypeError(f"create_env_fn made a {type(env).__name__}, which is no env; wrap it with GymWrapper")
-    return env
+        return GymWrapper(env)
+    if is_guest(env):
+        return GuestEnv(env)
+    raise TypeError(f"what create_env_fn made is {shown(env)}, which is no env; {ACCEPTED}")
+
+
+#: For errors.
+ACCEPTED = (
+    "a collector takes an env, or a function that makes one: of swath.envs (EnvBase), of Gymnasium (Env, VectorEnv, or "
+    "an id such as 'CartPole-v1'), of TorchRL (EnvBase), or any object with TorchRL's env protocol "
+    "(docs/torchrl.md says which methods that are)"
+)
+
+
+def is_env(thing: Any) -> bool:
+    """Whether this is an env already, rather than a function that makes one."""
+    return isinstance(thing, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv)) or is_guest(thing)
+
+
+def shown(thing: Any) -> str:
+    kind = type(thing)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return "None" if thing is None else f"of type {name}"
 
 
 def resolve_factories(

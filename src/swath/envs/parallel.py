@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from swath.envs.making import resolve_factories
-from swath.envs.rows import RowEnv
+from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvClosed, EnvError
 from swath.rollout.boundaries import Stepper
+from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
 from swath.workers.env_crew import EnvCrew, Group
 from swath.workers.env_hosts import ProcessHosts
@@ -51,6 +52,10 @@ class CrewEnv(RowEnv):
         for kind, spec in about.specs.items():
             spec = spec.expand((num_envs, *spec.shape))
             self._full_specs[kind] = spec if self.device is None else spec.to(self.device)
+
+    def row_layout(self) -> Layout:
+        own = super().row_layout()
+        return replace(self._crew.about.layout, **{name: getattr(own, name) for name in OF_THE_WHOLE})
 
     @property
     def num_envs(self) -> int:

@@ -19,6 +19,8 @@ from swath.rollout.layout import CPU, Field, Layout, as_key, nested, show
 from swath.rollout.strip import Strip
 
 _STEP_METHODS = ("reset", "step", "_reset", "_step")
+#: What a batch of envs says of its layout by itself; the rest is its children's.
+OF_THE_WHOLE = ("batch_size", "carried", "outputs", "outcomes", "has_truncated")
 
 
 class RowEnv(EnvBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from swath.envs.base import EnvBase
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.making import make_env, resolve_factories
-from swath.envs.rows import RowEnv
+from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvError
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
@@ -134,10 +135,30 @@ class SerialRowEnv(_Children, RowEnv):
             batch_size=(len(children), *first.batch_size),
             device=device if device is not None else first.device,
         )
-        n = len(children)
+        if layouts[0].structure is not None:
+            self.objects = first.objects
+            for child in children:  # numbered together
+                child.objects = self.objects
+        self._read_specs()
+
+    def _read_specs(self) -> None:
+        n = len(self.children)
         for kind in ("observation", "action", "state", "reward", "done"):
-            spec = first._full_specs[kind]
+            spec = self.children[0]._full_specs[kind]
             self._full_specs[kind] = spec.expand((n, *spec.shape))
+
+    def complete_policy(self, policy: Any) -> None:
+        self.children[0].complete_policy(policy)
+
+    def limit_episodes(self, max_steps: int) -> bool:
+        limited = [child.limit_episodes(max_steps) for child in self.children]
+        self._read_specs()
+        return all(limited)
+
+    def row_layout(self) -> Layout:
+        own = super().row_layout()  # in main memory, and with a flag that may have been added here
+        theirs = self.children[0].row_layout()
+        return replace(theirs, **{name: getattr(own, name) for name in OF_THE_WHOLE})
 
     @property
     def resets_single_envs(self) -> bool:
@@ -185,7 +206,7 @@ class _SerialStepper:
         for child in children:
             layout = child.row_layout()
             outputs = tuple(actions[field.key] for field in layout.outputs)
-            own = Strip(Layout(layout.batch_size, layout.carried, outputs, layout.outcomes, layout.has_truncated), 1)
+            own = Strip(replace(layout, outputs=outputs, primed=strip.layout.primed), 1)
             self._steppers.append((own, child.bind(own)))
 
     def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:
@@ -215,6 +236,8 @@ class _SerialStepper:
                 column.tensor[0] = strip.outputs[key].tensor[t, first : first + n]
             for key, column in own.carried.items():
                 column.tensor[0] = strip.carried[key].tensor[t, first : first + n]
+            for key in own.layout.primed:
+                own.carried[key].tensor[1] = strip.carried[key].tensor[t + 1, first : first + n]
             own.terminated[:] = False
             own.truncated[:] = False
             with _named(self._first_index + index):

@@ -374,7 +374,7 @@ class CentralRollout:
             if field.key in parts:
                 values = parts[field.key].values
                 size = (num_envs, taken, *field.shape)
-                piece[field.key] = (values.expand(size) if values.dim() == 0 else values).reshape(-1, *field.shape)
+                piece[field.key] = (values.expand(size) if values.dim() == 0 else values).flatten(0, 1)
         versions = torch.from_numpy(lane.versions[:taken]).T.reshape(-1)
         for key in (VERSION, ("next", *VERSION)):
             if key in piece:

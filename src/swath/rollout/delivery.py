@@ -38,11 +38,8 @@ def batch_fields(layout: Layout, stamps: Stamps, device: torch.device | None) ->
     def at(prefix: Key, fields: tuple[Field, ...]) -> list[Field]:
         return [Field((*prefix, *f.key), f.shape, f.dtype, device or f.device) for f in fields]
 
-    after = tuple(f for f in layout.carried if f.key in layout.policy_state or not stamps.compact_obs)
-    flags = tuple(
-        Field((name,), FLAG, torch.bool, CPU)
-        for name in (("done", "terminated", "truncated") if layout.has_truncated else ("done", "terminated"))
-    )
+    after = tuple(f for f in layout.carried if layout.has_next(f.key, stamps.compact_obs))
+    flags = tuple(Field((name,), FLAG, torch.bool, CPU) for name in layout.flags)
     extra: list[Field] = []
     if stamps.step_count:
         extra.append(Field(("step_count",), FLAG, torch.int64, CPU))
@@ -173,7 +170,7 @@ def strip_parts(
     crossings = _Crossings(boundaries)
     for index, (key, column) in enumerate(strip.carried.items()):
         parts[key] = Part(column.tensor[:num_steps].transpose(0, 1))
-        if key in layout.policy_state or not stamps.compact_obs:
+        if layout.has_next(key, stamps.compact_obs):
             parts["next", *key] = crossings.next_of(column, index, num_steps)
     for key, column in strip.outputs.items():
         parts[key] = Part(column.tensor[:num_steps].transpose(0, 1))
@@ -181,11 +178,10 @@ def strip_parts(
         parts["next", *key] = Part(column.tensor[:num_steps].transpose(0, 1))
     ends = {"terminated": strip.terminated[:num_steps].T, "truncated": strip.truncated[:num_steps].T}
     ends["done"] = ends["terminated"] | ends["truncated"]
-    for name, flags in ends.items():
-        if name != "truncated" or layout.has_truncated:
-            # A root is never at an episode's end: an env that ended was reset.
-            parts[name,] = Part(NO_FLAG)
-            parts["next", name] = Part(torch.from_numpy(flags).unsqueeze(-1), is_new=name == "done")
+    for name in layout.flags:
+        # A root is never at an episode's end: an env that ended was reset.
+        parts[name,] = Part(NO_FLAG)
+        parts["next", name] = Part(torch.from_numpy(ends[name]).unsqueeze(-1), is_new=name == "done")
     if stamps.traj_ids or stamps.step_count:
         ids, first_rows = boundaries.ids_and_counts(num_steps)
         if stamps.traj_ids:

@@ -10,17 +10,21 @@ output     action, log-probability, value         written by the policy    -
 outcome    reward                                 -                        written by the env
 =========  =====================================  =======================  =================
 
-Episode flags (done, terminated, truncated) are not fields: every layout has them.
+Episode flags (done, terminated, truncated) are not fields: every layout has them, unless its env has others, which
+are carried keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import unravel_key
+
+if TYPE_CHECKING:
+    from swath.rollout.structure import Structure
 
 Key = tuple[str, ...]
 
@@ -36,6 +40,12 @@ def as_key(key: Any) -> Key:
 def show(key: Key) -> str:
     """A key as a user would write it."""
     return repr(key[0]) if len(key) == 1 else repr(key)
+
+
+def leaves_of(data: Any) -> Iterator[tuple[Key, Any]]:
+    """The leaves of a TensorDict by their keys."""
+    for key, leaf in data.items(True, True):
+        yield as_key(key), leaf
 
 
 def nested(leaves: dict[Key, Any]) -> dict[str, Any]:
@@ -78,6 +88,35 @@ class Layout:
     has_truncated: bool = True
     #: The carried keys that the policy writes (under "next"); zero at an episode's start.
     policy_state: frozenset[Key] = field(default_factory=frozenset)
+    #: Whether done, terminated and truncated are delivered.
+    has_flags: bool = True
+    #: Carried keys of which only the root is delivered.
+    root_only: frozenset[Key] = field(default_factory=frozenset)
+    #: Carried keys that are delivered under "next" also where observations are not (``compact_obs``).
+    always_next: frozenset[Key] = field(default_factory=frozenset)
+    #: Carried keys of the env that a policy may write under "next", before the env steps; and those that it writes.
+    primable: frozenset[Key] = field(default_factory=frozenset)
+    primed: frozenset[Key] = field(default_factory=frozenset)
+    #: What the keys are besides leaves of nested TensorDicts; None for no more than that.
+    structure: Structure | None = None
+
+    @property
+    def written_by_policy(self) -> frozenset[Key]:
+        """The carried keys that the policy writes under "next"."""
+        return self.policy_state | self.primed
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Those that are delivered."""
+        if not self.has_flags:
+            return ()
+        return ("done", "terminated", "truncated") if self.has_truncated else ("done", "terminated")
+
+    def has_next(self, key: Key, compact_obs: bool) -> bool:
+        """Whether a carried key is delivered under "next"."""
+        if key in self.root_only:
+            return False
+        return not compact_obs or key in self.policy_state or key in self.always_next
 
     @property
     def num_envs(self) -> int:
@@ -88,7 +127,7 @@ class Layout:
         fields = (*self.carried, *self.outputs, *self.outcomes)
         return self.num_envs * sum(f.num_bytes for f in fields)
 
-    def with_policy(self, outputs: Iterable[Field], state: Iterable[Field]) -> Layout:
+    def with_policy(self, outputs: Iterable[Field], state: Iterable[Field], primed: Iterable[Key] = ()) -> Layout:
         """This env layout with what a policy writes added."""
         state = tuple(state)
         return replace(
@@ -96,4 +135,5 @@ class Layout:
             outputs=tuple(outputs),
             carried=(*self.carried, *state),
             policy_state=frozenset(f.key for f in state),
+            primed=frozenset(primed),
         )

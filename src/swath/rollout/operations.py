@@ -40,21 +40,30 @@ class Surroundings:
 
     batch_size: torch.Size
     device: torch.device | None
-    has_truncated: bool
+    flag_names: tuple[str, ...]
 
     def flags(self) -> dict[Key, torch.Tensor]:
         """The flags of a running episode: none is set."""
-        names = ("done", "terminated", "truncated") if self.has_truncated else ("done", "terminated")
         flag = torch.zeros((*self.batch_size, 1), dtype=torch.bool, device=self.device)
-        return {(name,): flag.clone() for name in names}
+        return {(name,): flag.clone() for name in self.flag_names}
 
     def tensordict(self, leaves: dict[Key, torch.Tensor]) -> TensorDict:
         """The leaves and the flags."""
         return TensorDict(nested({**self.flags(), **leaves}), batch_size=self.batch_size, device=self.device)
 
 
-def operation(call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reuse_memory: bool) -> Operation:
-    """A call as an operation; ``reuse_memory`` if nothing but operations of ours sees its result."""
+def is_private(key: Key) -> bool:
+    """Whether a key is for the policy's own use: it is given back to it at its next call, and not delivered."""
+    return any(part.startswith("_") for part in key)
+
+
+def operation(
+    call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reuse_memory: bool, memory: dict[Key, torch.Tensor]
+) -> Operation:
+    """A call as an operation; ``reuse_memory`` if nothing but operations of ours sees its result.
+
+    ``memory`` has what its last call wrote for its own use.
+    """
     if isinstance(call, SampleCall) and call.draws_at_random:
         return _sampling(call, slots)
     if isinstance(call, TensorCall):
@@ -63,7 +72,7 @@ def operation(call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reu
         if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
             return _stack(call.function, ins[0], outs[0], result_leaves=not reuse_memory)
         return _tensors(call.function, ins, outs)
-    return _tensordict(call, slots, surroundings)
+    return _tensordict(call, slots, surroundings, memory)
 
 
 def _stack(function: Any, source: int, target: int, *, result_leaves: bool) -> Operation:
@@ -121,18 +130,24 @@ def _sampling(call: SampleCall, slots: Slots) -> Operation:
     return run
 
 
-def _tensordict(call: PolicyCall, slots: Slots, surroundings: Surroundings) -> Operation:
+def _tensordict(
+    call: PolicyCall, slots: Slots, surroundings: Surroundings, memory: dict[Key, torch.Tensor]
+) -> Operation:
     function = call.module if isinstance(call, SampleCall) else call.function  # type: ignore[union-attr]
     assert call.out_keys is not None
     visible = [(key, slot) for key, slot in slots.of.items() if key[0] != "next"]
-    outs = [(key, slots[key]) for key in call.out_keys]
+    outs = [(key, slots[key]) for key in call.out_keys if not is_private(key)]
+    private = [key for key in call.out_keys if is_private(key)]
 
     def run(values: list[Any]) -> None:
-        result = function(
-            surroundings.tensordict({key: values[slot] for key, slot in visible if values[slot] is not None})
-        )
+        leaves = {key: values[slot] for key, slot in visible if values[slot] is not None}
+        result = function(surroundings.tensordict({**memory, **leaves} if private else leaves))
         if result is None:
             raise PolicyOutputError(RETURNED_NONE)
+        for key in private:
+            value = result.get(key, None)
+            if value is not None:
+                memory[key] = value
         for key, slot in outs:
             value = result.get(key, None)
             if value is None:

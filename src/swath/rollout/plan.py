@@ -18,19 +18,21 @@ from swath.errors import PolicyError, PolicyOutputError
 from swath.rollout.first_call import first_call, output_fields, require_inputs, untouched
 from swath.rollout.functional import is_known_stack, layers_of, linear_into, stack_fingerprint, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, show
-from swath.rollout.operations import Operation, Slots, Surroundings, operation
+from swath.rollout.operations import Operation, Slots, Surroundings, is_private, operation
 from swath.rollout.policies import (
     PolicyCall,
     SampleCall,
     TensorCall,
     TensorDictCall,
     as_unknown,
+    declared_keys,
     module_calls,
     policy_calls,
     whole_call,
 )
 from swath.rollout.recurrence import first_states, unknown_state
 from swath.rollout.strip import Strip
+from swath.rollout.structured_policy import needs_structure, structured_call
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,23 @@ class PolicyPlan:
         """
         layout: Layout = env.row_layout()
         calls = policy_calls(policy, env, trust_policy)
+        adapted = layout.structure is not None and needs_structure(calls, layout.structure)
+        if adapted:
+            calls = [structured_call(policy, env, layout, trust_policy)]
         if wrap is not None:
             calls = [_wrapped(call, wrap) for call in calls]
         # A module may write keys for its own use and select what it gives away.
-        selected = set(map(as_key, policy.out_keys)) if isinstance(policy, TensorDictModuleBase) else None
+        declared = (
+            None if adapted or not isinstance(policy, TensorDictModuleBase) else declared_keys(policy, "out_keys")
+        )
+        selected = None if declared is None else set(declared)
         state_keys, candidates = first_states(policy, calls, layout)
         errors: list[Exception] = []
         for state in candidates:
             try:
                 with untouched(policy):
                     plan = cls._try(policy, tuple(calls), layout, {**first_row, **state}, device, env, selected)
-                return replace(plan, are_its_own=wrap is None)
+                return replace(plan, are_its_own=wrap is None and not adapted)
             except Exception as error:  # another candidate may fit
                 errors.append(error)
         if state_keys and not getattr(policy, "state_spec", None):
@@ -108,7 +116,7 @@ class PolicyPlan:
         action_keys = [as_key(key) for key in env.action_keys]
         resolved: list[PolicyCall] = []
         written: dict[Key, torch.Tensor] = {}
-        surroundings = Surroundings(layout.batch_size, device, layout.has_truncated)
+        surroundings = Surroundings(layout.batch_size, device, layout.flags)
         asked_for = {key for call in calls for key in call.in_keys or ()}
         flags = {key: flag for key, flag in surroundings.flags().items() if key in asked_for and key not in available}
         available.update(flags)
@@ -126,8 +134,9 @@ class PolicyPlan:
             if (selected is None or key in selected)
             and key not in own
             and not (key[0] == "next" and key[1:] in own)
-            and not any(part.startswith("_") for part in key)
+            and not is_private(key)
         }
+        primed = [key[1:] for key in written if key[0] == "next" and key[1:] in layout.primable]
         outputs, state = output_fields(kept, layout, given, env)
         # A policy that can start without its state is given zeros from its second call on.
         in_keys = tuple(dict.fromkeys((*given, *(field.key for field in state))))
@@ -137,11 +146,16 @@ class PolicyPlan:
             calls=tuple(resolved),
             are_its_own=True,
             slots=Slots(),
-            layout=layout.with_policy(outputs, state),
+            layout=layout.with_policy(outputs, state, primed),
             in_keys=in_keys,
             flags=flags,
             surroundings=surroundings,
         )
+
+    @property
+    def private_keys(self) -> list[Key]:
+        """What the policy writes for its own use, and reads at its next call."""
+        return [key for call in self.calls for key in call.out_keys or () if is_private(key)]
 
     def calls_now(self) -> tuple[PolicyCall, ...]:
         """The calls, with what was exchanged in the policy since: a module's network, a hook on a module."""
@@ -178,12 +192,14 @@ class BoundPolicy:
         self._outputs = []
         for key, column in strip.outputs.items():
             self._outputs.append((slots[key], column.rows, column.rows[0].shape, column.field))
-        for key in plan.layout.policy_state:
+        for key in plan.layout.written_by_policy:
             column = strip.carried[key]
             # Written under "next": that is the root of the following row.
             self._outputs.append((slots["next", *key], column.rows[1:], column.rows[0].shape, column.field))
         self._operations: list[Operation] = []
         self._prepared_for: list[Any] | None = None
+        #: By the call's number: what it wrote for its own use.
+        self._memories: dict[int, dict[Key, torch.Tensor]] = {}
         self._copies_inputs = True
         self.act: Callable[[int], None] = self._act
 
@@ -214,9 +230,13 @@ class BoundPolicy:
         ):
             self.act = self._act_on_one_tensor(calls[0])
             return
-        self._operations = [operation(call, plan.slots, plan.surroundings, reuse_memory=ours) for call in calls]
+        self._operations = [self._operation(index, call, reuse_memory=ours) for index, call in enumerate(calls)]
         self._no_values: list[Any] = [None] * len(plan.slots.of)
         self.act = self._act
+
+    def _operation(self, index: int, call: PolicyCall, *, reuse_memory: bool) -> Operation:
+        memory = self._memories.setdefault(index, {})
+        return operation(call, self._plan.slots, self._plan.surroundings, reuse_memory=reuse_memory, memory=memory)
 
     def _act(self, t: int) -> None:
         values = self._no_values.copy()

@@ -82,8 +82,7 @@ def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[Poli
     if not callable(policy):
         raise TypeError(f"a policy must be callable, got {type(policy).__name__}; a factory goes to policy_factory=")
     if trust_policy or _is_compiled(policy) or _takes_tensordict(policy):
-        declared = [getattr(policy, name, None) for name in ("in_keys", "out_keys")]
-        return [TensorDictCall(policy, *(None if keys is None else tuple(map(as_key, keys)) for keys in declared))]
+        return [whole_call(policy)]
     in_keys, out_keys = getattr(policy, "in_keys", None), getattr(policy, "out_keys", None)
     if in_keys is not None and out_keys is not None:
         return [TensorCall(policy, tuple(map(as_key, in_keys)), tuple(map(as_key, out_keys)))]
@@ -181,7 +180,13 @@ def module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
 
 def whole_call(module: Any) -> TensorDictCall:
     """A module as one call with a TensorDict."""
-    return TensorDictCall(module, tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys)))
+    return TensorDictCall(module, declared_keys(module, "in_keys"), declared_keys(module, "out_keys"))
+
+
+def declared_keys(module: Any, which: str) -> tuple[Key, ...] | None:
+    """``in_keys`` or ``out_keys`` of a module; None if it does not say."""
+    keys = getattr(module, which, None)
+    return None if keys is None else tuple(map(as_key, keys))
 
 
 def as_unknown(call: PolicyCall) -> PolicyCall:
@@ -231,6 +236,7 @@ __all__ = [
     "TensorCall",
     "TensorDictCall",
     "as_unknown",
+    "declared_keys",
     "module_calls",
     "name_outputs",
     "policy_calls",

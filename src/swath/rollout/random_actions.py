@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from swath.envs.specs import Categorical, OneHot, masked_rand
-from swath.rollout.layout import as_key
+from swath.errors import PolicyError
+from swath.rollout.layout import Field, as_key, show
 from swath.rollout.strip import Column, Strip
 
 
@@ -13,12 +14,13 @@ class RandomActions:
     """Writes random actions into a strip; whatever else a policy would write is zero."""
 
     def __init__(self, action_specs: dict[Any, Any], strip: Strip) -> None:
+        columns = {key: strip.outputs[as_key(key)] for key in action_specs}
         self._actions: list[tuple[Any, Column]] = [
-            (spec, strip.outputs[as_key(key)]) for key, spec in action_specs.items()
+            (for_all_envs(spec, strip.num_envs, columns[key].field), columns[key]) for key, spec in action_specs.items()
         ]
         drawn = [column for _, column in self._actions]
         self._others = [column for column in strip.outputs.values() if column not in drawn]
-        self._state = [strip.carried[key] for key in strip.layout.policy_state]
+        self._state = [strip.carried[key] for key in strip.layout.written_by_policy]
         #: Where the env says which actions are allowed: that changes with every step.
         self._mask = _mask_for(self._actions, strip)
 
@@ -52,6 +54,19 @@ class RandomActions:
             column.tensor[t, env_ids] = 0
         for column in self._state:
             column.tensor[t + 1, env_ids] = 0
+
+
+def for_all_envs(spec: Any, num_envs: int, field: Field) -> Any:
+    """A spec of as many actions as there are envs, also if it is that of one of them."""
+    wanted = num_envs * field.shape.numel()
+    if spec.shape.numel() == wanted:
+        return spec
+    if spec.shape.numel() * num_envs == wanted:
+        return spec.expand((num_envs, *spec.shape))
+    raise PolicyError(
+        f"a random policy's spec for {show(field.key)} has shape {tuple(spec.shape)}; the envs take "
+        f"{(num_envs, *field.shape)}"
+    )
 
 
 def _mask_for(actions: list[tuple[Any, Column]], strip: Strip) -> Column | None:

@@ -66,7 +66,11 @@ class EnvHost:
         plan = self._blueprint
         plan.make_envs(self._made)
         first = self._made[0]
-        if plan.max_steps is not None:
+        max_steps = plan.max_steps
+        limits = [max_steps is not None and env.limit_episodes(max_steps) for env in self._made]
+        if all(limits):
+            max_steps = None
+        if max_steps is not None:
             for env in self._made:
                 if "truncated" not in env.done_keys:
                     env.add_truncated_keys()
@@ -75,8 +79,8 @@ class EnvHost:
         self._rows_per_env = first.batch_size.numel()
         # Gymnasium envs know where they are; others are given the root of every step.
         self._reads_roots = not isinstance(self._env, GymRowEnv)
-        if plan.max_steps is not None:
-            self._limit = _StepLimit(self._env.batch_size.numel(), plan.max_steps)
+        if max_steps is not None:
+            self._limit = _StepLimit(self._env.batch_size.numel(), max_steps)
         layout = self._env.row_layout()
         return EnvDescription(
             env_size=first.batch_size,

@@ -12,6 +12,7 @@ from swath.rollout.layout import Field, Layout
 
 if TYPE_CHECKING:
     from swath.envs.base import EnvBase
+    from swath.rollout.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Description:
     env: str
     merged: bool
     has_weights: bool
+    structure: Structure | None = None
 
 
 class Order(NamedTuple):
@@ -152,3 +154,5 @@ class Ready(NamedTuple):
     steps: list[int]
     versions: list[tuple[int, int]]
     fragments: list[int]
+    #: What is in the batch by number (``rollout/structure.py``).
+    objects: Mapping[int, Any] = {}

@@ -25,6 +25,7 @@ from swath.envs.base import EnvBase
 from swath.envs.serial import SerialEnv
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
+from swath.rollout.structure import Objects
 from swath.workers.blocks import BlockLayout
 from swath.workers.board import Page
 from swath.workers.buffer_writer import BufferWriter, Stored, stored
@@ -69,6 +70,10 @@ class Lane:
     @property
     def num_envs(self) -> int:
         return self.collector.env.batch_size.numel()
+
+    @property
+    def objects(self) -> Objects:
+        return self.collector.env.objects
 
     def first_env(self) -> EnvBase:
         env = self.collector.env
@@ -124,6 +129,7 @@ class Worker:
             env=str(envs[0]),
             merged=merged,
             has_weights=isinstance(first.policy, torch.nn.Module),
+            structure=first._structure,
         )
 
     def _make_lane(self, env: EnvBase, members: range) -> Lane:
@@ -151,6 +157,8 @@ class Worker:
                     f"{len(members)}; num_workers={plan.num_members} gives each env a worker of its own"
                 )
             raise
+        if env.objects is not None:
+            env.objects.number_from(members.start, plan.num_members)
         return Lane(collector, members, ids)
 
     def connect(self, receivers: Mapping[str, Any]) -> None:
@@ -272,8 +280,9 @@ class Worker:
             page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
         if order.block == INTO_BUFFER:
             self._write(order, steps)
+        objects = self._objects_of(order, steps)
         versions, fragments = self._after(order, steps)
-        self._channel.send("ready", *Ready(order.number, steps, versions, fragments))
+        self._channel.send("ready", *Ready(order.number, steps, versions, fragments, objects))
 
     def _parts(self, order: Order) -> list[tuple[Lane, dict[Key, torch.Tensor], int, int]]:
         """For each lane: where to write, how many steps, how many random frames."""
@@ -294,6 +303,17 @@ class Worker:
             parts.append((lane, part, order.steps[start] - order.first_step, random_frames))
             first_row += lane.num_envs
         return parts
+
+    def _objects_of(self, order: Order, steps: list[int]) -> dict[int, Any]:
+        """What goes with a batch because it is no tensor of a fixed shape; it is not needed here any more."""
+        structure = self.lanes[0].collector._structure
+        found: dict[int, Any] = {}
+        if structure is None or not structure.has_objects:
+            return found
+        for (lane, part, _, _), taken in zip(self._parts(order), steps, strict=True):
+            if taken:
+                found |= structure.objects_of({key: leaf[:, :taken] for key, leaf in part.items()}, lane.objects)
+        return found
 
     def _write(self, order: Order, steps: list[int]) -> None:
         """What was collected becomes part of the replay buffer."""
@@ -395,7 +415,7 @@ class Worker:
     def stored(self, processing: bytes) -> Stored:
         """What a batch of one member becomes in a replay buffer: tried out with a real one, which is thrown away."""
         lane = self.lanes[0]
-        batch = lane.collector.rollout()
+        batch = lane.collector.flat_rollout()
         lane.collector.reset()
         own = batch[0] if len(lane.members) > 1 else batch
         return stored(own, pickle.loads(processing))
@@ -403,10 +423,10 @@ class Worker:
     def measure_steps(self, seconds: float) -> tuple[float, float]:
         """Collect for a while, and throw it away: wall and CPU seconds."""
         collector = self.lanes[0].collector
-        collector.rollout()
+        collector.flat_rollout()
         started, cpu_s = time.monotonic(), time.process_time()
         while time.monotonic() - started < seconds:
-            collector.rollout()
+            collector.flat_rollout()
         return time.monotonic() - started, time.process_time() - cpu_s
 
     # -- leaving ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,362 @@
+"""GuestEnv: an env that is written for TorchRL, as one of ours. It is known by what it can do, not by its type.
+
+The guest keeps its own TensorDicts: it is given the root that it gave, with the action, and steps, resets and counts by
+itself. What it gives is copied into the rows of a strip, key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDictBase
+
+from swath.envs.base import FLAGS, EnvBase
+from swath.envs.specs import Categorical, Composite, OneHot, Spec, Unbounded
+from swath.errors import EnvDataError, EnvError
+from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
+from swath.rollout.strip import Column, Strip
+from swath.rollout.structure import Objects, Structure
+
+#: What an env must have to be a guest.
+PROTOCOL = (
+    "batch_size",
+    "reset",
+    "step_and_maybe_reset",
+    "fake_tensordict",
+    "full_action_spec",
+    "action_keys",
+    "done_keys",
+    "reset_keys",
+    "set_seed",
+    "close",
+)
+
+
+def is_guest(env: Any) -> bool:
+    """Whether this is an env of TorchRL, or of a library that follows it."""
+    return not isinstance(env, (EnvBase, type)) and all(hasattr(type(env), name) for name in PROTOCOL[1:])
+
+
+class GuestSpec(Spec):
+    """A leaf of the guest's action spec, which draws by itself."""
+
+    def __init__(self, whole: Any, key: Key, structure: Structure, field: Field, batch_size: torch.Size) -> None:
+        super().__init__((*batch_size, *field.shape), field.dtype, field.device)
+        self._whole = whole
+        self._key = key
+        self._structure = structure
+        self._lead = len(batch_size)
+        self._own_shape = self.shape
+
+    def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
+        added = self.shape[: len(self.shape) - len(self._own_shape)]
+        size = torch.Size([*shape, *added])
+        drawn = self._whole.rand(size)
+        return self._structure.flatten(drawn, Objects(), len(size) + self._lead)[self._key]
+
+
+class GuestEnv(EnvBase):
+    """A guest with the specs and rows of an env of ours; ``guest`` is the env itself.
+
+    Attributes that are not its own are the guest's: ``env.transform``, say.
+    """
+
+    awaiting_reset = ()
+    has_fillers = False
+
+    def __init__(self, guest: Any) -> None:
+        self.guest = guest
+        super().__init__(batch_size=guest.batch_size, device=guest.device)
+        self.objects = Objects()
+        #: What the guest was last given or gave: the root of its next step.
+        self.root: TensorDictBase | None = None
+        self.read_specs()
+
+    def read_specs(self) -> None:
+        """Learn the guest's keys; again, after it got another transform."""
+        guest, lead = self.guest, len(self.batch_size)
+        fake = guest.fake_tensordict()
+        after, root = fake.get("next"), fake.exclude("next")
+        self.structure = structure = Structure.of(root, _ragged_keys(guest))
+        nothing = Objects()
+        roots, nexts = structure.flatten(root, nothing, lead), structure.flatten(after, nothing, lead)
+        names = {key: _without_numbers(key, structure) for key in (*roots, *nexts)}
+        actions = set(map(as_key, guest.action_keys))
+        dones = set(map(as_key, guest.done_keys))
+        self._flags = tuple(flag for flag in FLAGS if (flag,) in dones)
+        shapes = {roots[flag,].shape[lead:] for flag in self._flags}
+        self._has_flags = {"done", "terminated"} <= set(self._flags) and shapes == {torch.Size([1])}
+        flags = {(flag,) for flag in self._flags} if self._has_flags else set()
+        action_keys = [key for key in roots if names[key] in actions]
+        carried = [key for key in roots if key not in action_keys and key not in flags]
+        outcomes = [key for key in nexts if key not in carried and key not in flags and key not in action_keys]
+        self._root_only = frozenset(key for key in carried if key not in nexts)
+        self._flag_keys = frozenset(key for key in carried if names[key] in dones)
+        self._done_keys = sorted(dones) if self._flag_keys else [("done",)]
+
+        def spec(key: Key, value: torch.Tensor) -> Spec:
+            return Unbounded(value.shape, value.dtype, None if value.device == CPU else value.device)
+
+        def action_spec(key: Key) -> Spec:
+            field = Field(key, roots[key].shape[lead:], roots[key].dtype, roots[key].device)
+            plain = None if structure.stacks else guest.full_action_spec[key]
+            kind = {"OneHot": OneHot, "Categorical": Categorical}.get(type(plain).__name__)
+            if plain is not None and kind is not None and getattr(plain, "n", 0) > 0:
+                return kind(int(plain.n), plain.shape, plain.dtype)
+            return GuestSpec(guest.full_action_spec, key, structure, field, self.batch_size)
+
+        def composite(leaves: dict[Any, Spec]) -> Composite:
+            return Composite(leaves, shape=self.batch_size, device=self.device)
+
+        self._full_specs = {
+            "observation": composite({key: spec(key, roots[key]) for key in carried}),
+            "state": composite({}),
+            "action": composite({key: action_spec(key) for key in action_keys}),
+            "reward": composite({key: spec(key, nexts[key]) for key in outcomes}),
+            "done": composite({(flag,): self._flag_spec() for flag in (self._flags if self._has_flags else ())}),
+        }
+
+    def row_layout(self) -> Layout:
+        lead = len(self.batch_size)
+
+        def fields(kind: str) -> tuple[Field, ...]:
+            leaves = self._full_specs[kind].items(True, True)
+            return tuple(
+                Field(as_key(key), leaf.shape[lead:], leaf.dtype, leaf.device or self.device or CPU)
+                for key, leaf in leaves
+            )
+
+        carried = fields("observation")
+        return Layout(
+            batch_size=self.batch_size,
+            carried=carried,
+            outputs=fields("action"),
+            outcomes=fields("reward"),
+            has_truncated="truncated" in self._flags,
+            has_flags=self._has_flags,
+            root_only=self._root_only,
+            always_next=self._flag_keys,
+            primable=frozenset(f.key for f in carried) - self._flag_keys,
+            structure=None if self.structure.is_plain else self.structure,
+        )
+
+    def bind(self, strip: Strip) -> GuestStepper:
+        return GuestStepper(self, strip)
+
+    def complete_policy(self, policy: Any) -> None:
+        """Exploration modules that were made without a spec get the action's."""
+        for module in getattr(policy, "modules", list)():
+            if module.__dict__.get("_spec", ()) is None:
+                module._spec = self.guest.full_action_spec
+
+    def register_collector(self, collector: Any) -> None:
+        """Transforms may want to know."""
+        if callable(getattr(type(self.guest), "register_collector", None)):
+            self.guest.register_collector(collector)
+
+    def limit_episodes(self, max_steps: int) -> bool:
+        """As its own library does it: with a transform, which counts the steps of each group of agents."""
+        from torchrl.envs import StepCounter, TransformedEnv
+
+        self.guest = TransformedEnv(self.guest, StepCounter(max_steps=max_steps))
+        self.read_specs()
+        return True
+
+    # -- the guest's own API -------------------------------------------------------------------------------------------
+
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        return self.guest.reset(tensordict, **kwargs)
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.guest.step(tensordict)
+
+    def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.guest.step_mdp(tensordict)
+
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        return self.guest.step_and_maybe_reset(tensordict)
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.guest.maybe_reset(tensordict)
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        return self.guest.rand_action(tensordict)
+
+    def rollout(self, *args: Any, **kwargs: Any) -> TensorDictBase:
+        return self.guest.rollout(*args, **kwargs)
+
+    def fake_tensordict(self) -> Any:
+        return self.guest.fake_tensordict()
+
+    def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
+        with torch.random.fork_rng(devices=[]):  # it may seed torch as a whole, which is the user's
+            return self.guest.set_seed(seed, static_seed=static_seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.guest.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self.guest.load_state_dict(state_dict, strict=strict)
+
+    def to(self, device: torch.device | str) -> Self:
+        self.guest = self.guest.to(device)
+        self.device = torch.device(device)
+        self.root = None
+        self.read_specs()
+        return self
+
+    def add_truncated_keys(self) -> Self:
+        add = getattr(self.guest, "add_truncated_keys", None)
+        if add is None:
+            raise EnvError(f"{self}: it has no truncated key, and no way to get one")
+        self.guest = add()
+        self.read_specs()
+        return self
+
+    def _close(self) -> None:
+        if not getattr(self.guest, "is_closed", False):
+            self.guest.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "guest" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.guest, name)
+
+    def __repr__(self) -> str:
+        return f"GuestEnv({type(self.guest).__name__}, batch_size={tuple(self.batch_size)}, device={self.device})"
+
+
+class GuestStepper:
+    """A guest on the rows of a strip."""
+
+    fillers: list[tuple[int, list[int]]] | None = None
+
+    def __init__(self, env: GuestEnv, strip: Strip) -> None:
+        self._env = env
+        self._strip = strip
+        self._num_envs = strip.num_envs
+        own = {f.key for f in env.row_layout().carried}
+        self._carried = [(key, column) for key, column in strip.carried.items() if key in own]
+        self._actions = [(as_key(key), strip.outputs[as_key(key)]) for key in env.action_keys]
+        self._primed = [(("next", *key), strip.carried[key]) for key in strip.layout.primed if key in own]
+        self._root_only = env.row_layout().root_only
+        self._is_plain = not (env.structure.stacks or env.structure.classes or env.structure.has_objects)
+        #: Envs that the guest has reset by itself, after its last step.
+        self._reset_already: list[int] = []
+
+    def _values(self, data: TensorDictBase) -> Any:
+        """Key by key, what a TensorDict of the guest has."""
+        if self._is_plain:
+            return data.get
+        leaves = self._env.structure.flatten(data, self._env.objects, len(self._env.batch_size))
+        return leaves.__getitem__
+
+    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
+        env = self._env
+        due = env_ids if kwargs else [env_id for env_id in env_ids if env_id not in self._reset_already]
+        if due:
+            env.root = self._reset(due, kwargs)
+        self._reset_already = []
+        root: Any = env.root
+        value_of = self._values(root)
+        for key, column in self._carried:
+            value = value_of(key)
+            if column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
+                self._refuse(key, value, column, "a reset")
+            if len(env_ids) == self._num_envs:
+                column.rows[row].copy_(value)
+            else:
+                column.tensor[row, env_ids] = value.reshape(column.tensor.shape[1:])[env_ids]
+
+    def _reset(self, env_ids: list[int], kwargs: dict[str, Any]) -> TensorDictBase:
+        env = self._env
+        if len(env_ids) == self._num_envs or env.root is None:
+            return env.guest.reset(**kwargs)
+        request = env.root.copy()
+        chosen = torch.zeros(self._num_envs, dtype=torch.bool, device=env.device)
+        chosen[env_ids] = True
+        for group, reset_key in zip(env.guest.done_keys_groups, env.guest.reset_keys, strict=True):
+            like = request.get(group[0])
+            mask = chosen.view(*env.batch_size, *[1] * (like.ndim - len(env.batch_size)))
+            request.set(reset_key, mask.expand_as(like).clone())
+        return env.guest.reset(request, **kwargs)
+
+    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
+        env, strip = self._env, self._strip
+        if env_ids is not None and len(env_ids) < self._num_envs:
+            raise EnvError(f"{env} is stepped as a whole; {len(env_ids)} of its {self._num_envs} envs were to step")
+        root: Any = env.root
+        self._write_actions(root, t)
+        for key, column in self._primed:
+            root.set(key, column.rows[t + 1].clone())
+        stepped, env.root = env.guest.step_and_maybe_reset(root)
+        after = stepped.get("next")
+        value_of = self._values(after)
+        following = self._values(env.root) if self._root_only else None
+        for key, column in self._carried:
+            value = value_of(key) if following is None or key not in self._root_only else following(key)
+            if column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
+                self._refuse(key, value, column, f"step {t}")
+            column.rows[t + 1].copy_(value)
+        for key, column in strip.outcomes.items():
+            column.rows[t].copy_(value_of(key))
+        return self._ended(after, t)
+
+    def _write_actions(self, root: TensorDictBase, t: int) -> None:
+        # Copies: an env may keep what it is given, or change it.
+        if self._is_plain:
+            for key, column in self._actions:
+                root.set(key, column.rows[t].clone())
+            return
+        env = self._env
+        actions = {key: column.rows[t].clone() for key, column in self._actions}
+        root.update(env.structure.build(actions, env.batch_size, device=env.device))
+
+    def _ended(self, after: TensorDictBase, t: int) -> list[int] | None:
+        """The envs of which any flag is set, which the guest has reset."""
+        env, strip, over = self._env, self._strip, None
+        for key in env._done_keys:
+            flag = after.get(key).reshape(self._num_envs, -1)
+            flag = flag[:, 0] if flag.shape[1] == 1 else flag.any(1)
+            over = flag if over is None else over | flag
+        assert over is not None
+        if not bool(over.any()):
+            return None
+        self._reset_already = over.nonzero().reshape(-1).tolist()
+        if env._has_flags:
+            done = after.get("done").reshape(-1)
+            terminated = after.get("terminated").reshape(-1)
+            strip.terminated[t] = terminated.cpu().numpy()
+            strip.truncated[t] = (
+                after.get("truncated").reshape(-1) if "truncated" in env._flags else done & ~terminated
+            ).cpu()
+        else:  # for those who look there for episodes that are over; not delivered
+            strip.terminated[t] = over.cpu().numpy()
+        return self._reset_already
+
+    def _refuse(self, key: Key, value: torch.Tensor, column: Column, where: str) -> None:
+        raise EnvDataError(
+            f"{type(self._env.guest).__name__}: {show(key)} after {where} has shape {tuple(value.shape)} and dtype "
+            f"{value.dtype}; its specs say {(*self._env.batch_size, *column.field.shape)} and {column.field.dtype}"
+        )
+
+
+def _ragged_keys(guest: Any) -> frozenset[Key]:
+    """Keys whose spec leaves a dimension open."""
+    if not getattr(guest, "_has_dynamic_specs", False):
+        return frozenset()
+    specs = [guest.full_observation_spec, guest.full_state_spec]
+    return frozenset(as_key(key) for spec in specs for key, leaf in spec.items(True, True) if -1 in leaf.shape)
+
+
+def _without_numbers(key: Key, structure: Structure) -> Key:
+    """A flat key as the guest writes it: without the numbers of a stack's members."""
+    name: list[str] = []
+    path: list[str] = []
+    for part in key:
+        if tuple(path) not in structure.stacks:
+            name.append(part)
+        path.append(part)
+    return tuple(name)

@@ -1,0 +1,174 @@
+"""Guests: envs that are known by their methods. The one here is written without TorchRL, so it runs everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from leaks import no_leaks  # noqa: F401
+from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from swath.data import LazyTensorStorage, ReplayBuffer
+from swath.envs import GymEnv, SerialEnv, Unbounded
+from swath.envs.guest import GuestEnv
+from swath.errors import EnvError, PolicyError
+from swath.modules import RandomPolicy
+from swath.rollout.structure import Objects, Structure
+from team import LENGTH, Team
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def act(tensordict: TensorDict) -> TensorDict:
+    """Sees what the env gives, as it gives it."""
+    first = tensordict["agents"][..., 0]["observation"][..., :1]
+    return tensordict.set("action", first * 10)
+
+
+def only_tensors() -> Team:
+    return Team(with_objects=False)
+
+
+def expected_counts(num_steps: int) -> list[float]:
+    return [float(step % LENGTH) for step in range(num_steps)]
+
+
+def check(batch: Any, num_steps: int, *, with_objects: bool) -> None:
+    counts = torch.tensor(expected_counts(num_steps))
+    for name, shift in (("root", 0), ("next", 1)):
+        data = batch if name == "root" else batch["next"]
+        for agent, size in enumerate((2, 3)):
+            seen = data["agents"][..., agent]["observation"]
+            torch.testing.assert_close(seen, (counts + shift).unsqueeze(-1).expand(num_steps, size))
+            over = data["agents"][..., agent]["done"].reshape(-1)
+            assert over.tolist() == [bool(shift) and count + shift >= LENGTH for count in counts.tolist()]
+        if with_objects:
+            words = [data[step]["word"] for step in range(num_steps)]
+            assert words == [f"count {int(count) + shift}" for count in counts.tolist()]
+            grown = [data[step]["growing"].tolist() for step in range(num_steps)]
+            assert grown == [list(range(int(count) + shift + 1)) for count in counts.tolist()]
+    torch.testing.assert_close(batch["action"].reshape(-1), counts * 10)
+    assert "done" not in batch.keys()  # noqa: SIM118  # there is no flag but the agents'
+    ids = batch["collector", "traj_ids"].reshape(-1)
+    assert bool((ids[1:] != ids[:-1]).eq(counts[1:] == 0).all())
+
+
+@pytest.mark.parametrize("with_objects", [False, True])
+def test_in_this_process(with_objects: bool) -> None:
+    collector = Collector(lambda: Team(with_objects), act, frames_per_batch=12, total_frames=24)
+    whole = list(collector)
+    check(
+        torch.cat(whole)
+        if not with_objects
+        else LazyStackedTensorDict.maybe_dense_stack([step for batch in whole for step in batch.unbind(0)]),
+        24,
+        with_objects=with_objects,
+    )
+
+
+def test_objects_that_were_delivered_are_forgotten() -> None:
+    collector = Collector(Team, act, frames_per_batch=50)
+    for _, _batch in zip(range(4), collector, strict=False):
+        assert len(collector.env.objects.kept) <= 4
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("with_objects", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_in_workers(with_objects: bool, num_workers: int) -> None:
+    factories = [lambda: Team(with_objects)] * 2
+    collector = MultiSyncCollector(factories, act, frames_per_batch=24, total_frames=24, num_workers=num_workers)
+    (batch,) = collector
+    assert batch.shape == (2, 12)
+    for env in range(2):
+        check(batch[env], 12, with_objects=with_objects)
+
+
+def test_asynchronously() -> None:
+    collector = MultiAsyncCollector([Team] * 2, act, frames_per_batch=10, total_frames=80, num_workers=2)
+    for batch in collector:  # 10 steps are two episodes
+        check(batch, 10, with_objects=True)
+
+
+def test_one_policy_for_all() -> None:
+    collector = AsyncBatchedCollector([only_tensors] * 2, act, frames_per_batch=20, total_frames=40)
+    data = torch.cat(list(collector))
+    index = data["env_index"].reshape(-1)
+    for env in range(2):
+        own = data[index == env]
+        check(own, len(own), with_objects=False)
+    with pytest.raises(EnvError, match="'growing' is no tensor of a fixed shape"):
+        AsyncBatchedCollector([Team] * 2, act, frames_per_batch=20)
+
+
+def test_what_cannot_be_put_together_is_refused() -> None:
+    with pytest.raises(EnvError, match="trajs_per_batch cannot put together"):
+        Collector(Team, act, frames_per_batch=20, trajs_per_batch=2)
+    with pytest.raises(EnvError, match="a replay buffer of swath cannot store"):
+        Collector(Team, act, frames_per_batch=20, replay_buffer=ReplayBuffer(storage=LazyTensorStorage(100)))
+
+
+def test_episodes_and_buffers() -> None:
+    batches = list(Collector(only_tensors, act, frames_per_batch=20, total_frames=40, trajs_per_batch=2))
+    assert all(batch.shape == (2, LENGTH) for batch in batches)
+    assert isinstance(batches[0].get("agents"), LazyStackedTensorDict)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+    for _ in Collector(only_tensors, act, frames_per_batch=20, total_frames=40, replay_buffer=buffer):
+        pass
+    sample = buffer.sample(8)
+    torch.testing.assert_close(sample["agents", "1", "observation"][:, :1] * 10, sample["action"])
+
+
+def test_serial_env_of_guests() -> None:
+    (batch,) = Collector(SerialEnv(3, only_tensors), act, frames_per_batch=30, total_frames=30)
+    assert batch.shape == (3, 10)
+    for env in range(3):
+        check(batch[env], 10, with_objects=False)
+
+
+def test_random_actions_and_attributes() -> None:
+    collector = Collector(Team, frames_per_batch=10, total_frames=10, init_random_frames=5)
+    assert isinstance(collector.env, GuestEnv)
+    guest = collector.env.guest
+    assert collector.env.count == guest.count
+    (batch,) = collector
+    assert len(batch["action"].unique()) == 10
+    assert guest.is_closed
+
+
+@pytest.mark.parametrize("thing", [3, None, object(), {"env": 1}], ids=str)
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, AsyncBatchedCollector])
+def test_unknown_objects(thing: Any, kind: Any) -> None:
+    given = thing if kind is Collector else [thing]
+    with pytest.raises(TypeError, match=r"a collector takes an env, or a function that makes one: of swath.envs"):
+        kind(given, RandomPolicy(), frames_per_batch=10)
+    made = (lambda: thing) if kind is Collector else [lambda: thing]
+    with pytest.raises(TypeError, match=r"what create_env_fn made is .*, which is no env; a collector takes"):
+        kind(made, RandomPolicy(), frames_per_batch=10)
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, AsyncBatchedCollector])
+def test_a_random_policy_of_one_env_serves_several_in_a_worker(kind: Any) -> None:
+    policy = RandomPolicy(GymEnv("CartPole-v1").action_spec)
+    envs = [lambda: GymEnv("CartPole-v1")] * 2
+    (batch,) = kind(envs, policy, frames_per_batch=20, total_frames=20, num_workers=1)
+    assert bool((batch["action"].sum(-1) == 1).all())
+    with pytest.raises(PolicyError, match="a random policy's spec for 'action' has shape"):
+        Collector(SerialEnv(2, lambda: GymEnv("CartPole-v1")), RandomPolicy(Unbounded((3,))), frames_per_batch=4)
+
+
+def test_structure_there_and_back() -> None:
+    data = Team()._data(is_step=True)
+    data["inner"] = TensorDict(x=torch.zeros(4, 2), batch_size=[4])
+    structure = Structure.of(data, ragged=frozenset({("growing",)}))
+    objects = Objects()
+    flat = structure.flatten(data, objects)
+    assert set(flat) >= {("agents", "0", "observation"), ("agents", "1", "reward"), ("word",), ("inner", "x")}
+    assert all(isinstance(leaf, torch.Tensor) for leaf in flat.values())
+    back = structure.build(flat, data.batch_size, objects.kept)
+    assert isinstance(back.get("agents"), LazyStackedTensorDict)
+    assert back["word"] == "count 0"
+    assert back["inner"].batch_size == (4,)
+    assert back["growing"].tolist() == [0.0]
