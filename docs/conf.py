@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 from sphinx.util.docutils import SphinxDirective
 
 import swath
@@ -22,7 +25,6 @@ nitpicky = True
 nitpick_ignore = [  # bases that are no part of the API
     ("py:class", name)
     for name in (
-        "swath.collectors.distributed.driver.NodesCollector",
         "swath.data.storages.TensorStorage",
         "swath.envs.gym_rows.GymRowEnv",
         "swath.envs.parallel.CrewEnv",
@@ -54,12 +56,24 @@ class CommandHelp(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        os.environ["COLUMNS"] = "100"
+        os.environ["COLUMNS"] = "88"
         commands = next(action for action in make_parser()._actions if action.dest == "command")
         text = commands.choices[self.arguments[0]].format_help()
         return [nodes.literal_block(text, text, language="text")]
 
 
+def show_constructor(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """The arguments of ``__init__`` where ``__new__``, which only chooses a class, hides them."""
+    if what == "class" and signature is not None and signature.startswith("(*args"):
+        own, *others = inspect.signature(thing.__init__).parameters.values()
+        shown = inspect.Signature([one for one in others if one.kind is not one.VAR_KEYWORD])
+        return stringify_signature(shown, show_annotation=False), returns
+    return signature, returns
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("command-help", CommandHelp)
+    app.connect("autodoc-process-signature", show_constructor)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
