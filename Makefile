@@ -59,7 +59,8 @@ test-all: setup lint types
 test-distributed: setup
 	$(BIN)/pytest -m "slow or not slow" tests/test_distributed.py tests/test_ray.py tests/test_rpc.py tests/test_two_hosts.py tests/test_examples.py
 
-# The site imports swath, and fetches nothing; any warning is an error, dangling references included.
+# The site imports swath, and fetches nothing; any warning is an error, dangling references included. All pages are read
+# each time (-E -a): a page that is not read again would not warn again.
 DOCS := $(VENV)-docs
 $(DOCS)/.installed: pyproject.toml constraints.txt
 	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
@@ -68,7 +69,7 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 docs: $(DOCS)/.installed
-	$(DOCS)/bin/sphinx-build -q -W --keep-going -d build/docs/doctrees docs build/docs/html
+	$(DOCS)/bin/sphinx-build -q -E -a -W --keep-going -d build/docs/doctrees docs build/docs/html
 	@echo "build/docs/html/index.html"
 
 bench:

@@ -8,8 +8,8 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.util.inspect import stringify_signature
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.inspect import stringify_signature
 
 import swath
 from swath.cli.main import make_parser
@@ -45,6 +45,7 @@ autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 autodoc_typehints = "none"  # of "Any" and unions of half a line; the docstrings say what is taken
 autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
 autosummary_generate = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
@@ -67,7 +68,7 @@ def show_constructor(
 ) -> tuple[str | None, str | None]:
     """The arguments of ``__init__`` where ``__new__``, which only chooses a class, hides them."""
     if what == "class" and signature is not None and signature.startswith("(*args"):
-        own, *others = inspect.signature(thing.__init__).parameters.values()
+        _self, *others = inspect.signature(thing.__init__).parameters.values()
         shown = inspect.Signature([one for one in others if one.kind is not one.VAR_KEYWORD])
         return stringify_signature(shown, show_annotation=False), returns
     return signature, returns
