@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,10 @@ def test_every_page_is_in_the_site() -> None:
         for entry in re.finditer(r"^(?:.*<(\S+)>|[\w/-]+)$", tree, re.MULTILINE)
     }
     assert set((ROOT / "docs").rglob("*.md")) - listed == {indexes[0]}
+
+
+def test_pictures_are_as_they_are_drawn(tmp_path: Path) -> None:
+    folder = ROOT / "docs" / "pictures"
+    subprocess.run([sys.executable, folder / "draw.py", tmp_path], check=True, timeout=60)
+    drawn = {picture.name: picture.read_text() for picture in tmp_path.glob("*.svg")}
+    assert drawn == {picture.name: picture.read_text() for picture in folder.glob("*.svg")}

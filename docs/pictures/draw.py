@@ -1,15 +1,17 @@
-"""Draws the pictures of the docs: `python docs/pictures/draw.py` writes the SVG files beside this one.
+"""Draws the pictures of the docs: `python docs/pictures/draw.py` writes the SVG files beside this one (or into a folder
+that is named).
 
 Each has a background of its own, so that it is readable on light and on dark pages.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SANS = "'DejaVu Sans', Verdana, Arial, sans-serif"
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 INK, GREY, PAPER, LINE = "#1f2933", "#52606d", "#ffffff", "#7b8794"
