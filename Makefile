@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  as make test, with the tests that take minutes"
 	@echo "make test-torchrl  what needs TorchRL"
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
+	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
@@ -58,9 +59,22 @@ test-all: setup lint types
 test-distributed: setup
 	$(BIN)/pytest -m "slow or not slow" tests/test_distributed.py tests/test_ray.py tests/test_rpc.py tests/test_two_hosts.py tests/test_examples.py
 
+# The site imports swath, and fetches nothing; any warning is an error, dangling references included. All pages are read
+# each time (-E -a): a page that is not read again would not warn again.
+DOCS := $(VENV)-docs
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/sphinx-build -q -E -a -W --keep-going -d build/docs/doctrees docs build/docs/html
+	@echo "build/docs/html/index.html"
+
 bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
 
 clean:
-	rm -rf $(VENV) $(VENV)-torchrl build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-docs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,29 +1,29 @@
-"""What swath raises.
+"""What swath raises::
 
-SwathError
-├── EnvError (RuntimeError)              the env broke its contract
-│   ├── EnvDataError (ValueError)        … by a key, shape or dtype that differs from its layout
-│   ├── EnvClosed                        … or was used after close()
-│   ├── EnvBusy                          an env of a pool was sent something before the last was received
-│   └── NothingSent                      … or was to be received without anything being sent
-├── PolicyError (RuntimeError)           the policy broke its contract
-│   ├── PolicyInputError (KeyError)      … it asks for a key that nobody writes
-│   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
-├── NonFiniteData (FloatingPointError)   check_finite=True met a NaN or an infinity
-├── CollectorClosed (RuntimeError)       the collector was used after shutdown()
-├── WorkerError (RuntimeError)           a worker process could not go on
-│   ├── WorkerDied                       … it was killed, or left by itself
-│   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
-│   ├── WorkerRaised                     … it raised an exception that cannot leave its process
-│   └── NodeLost                         a node of a distributed collector is gone, or cannot be reached
-├── BackgroundFailed (RuntimeError)      a collector that was started has ended with an exception, its cause
-├── WeightSyncError (RuntimeError)       weights did not reach a worker
-├── InferenceError (RuntimeError)        an inference server could not answer
-│   ├── ServerClosed                     … it was shut down, or not started
-│   ├── ServerDied                       … its process was killed, or its thread has ended
-│   └── NoFreeSlot                       … it has as many clients as it has slots
-├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
-└── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
+    SwathError
+    ├── EnvError (RuntimeError)              the env broke its contract
+    │   ├── EnvDataError (ValueError)        … by a key, shape or dtype that differs from its layout
+    │   ├── EnvClosed                        … or was used after close()
+    │   ├── EnvBusy                          an env of a pool was sent something before the last was received
+    │   └── NothingSent                      … or was to be received without anything being sent
+    ├── PolicyError (RuntimeError)           the policy broke its contract
+    │   ├── PolicyInputError (KeyError)      … it asks for a key that nobody writes
+    │   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
+    ├── NonFiniteData (FloatingPointError)   check_finite=True met a NaN or an infinity
+    ├── CollectorClosed (RuntimeError)       the collector was used after shutdown()
+    ├── WorkerError (RuntimeError)           a worker process could not go on
+    │   ├── WorkerDied                       … it was killed, or left by itself
+    │   ├── WorkerHangs (TimeoutError)       … it did not take a step in time, or did not answer
+    │   ├── WorkerRaised                     … it raised an exception that cannot leave its process
+    │   └── NodeLost                         a node of a distributed collector is gone, or cannot be reached
+    ├── BackgroundFailed (RuntimeError)      a collector that was started has ended with an exception, its cause
+    ├── WeightSyncError (RuntimeError)       weights did not reach a worker
+    ├── InferenceError (RuntimeError)        an inference server could not answer
+    │   ├── ServerClosed                     … it was shut down, or not started
+    │   ├── ServerDied                       … its process was killed, or its thread has ended
+    │   └── NoFreeSlot                       … it has as many clients as it has slots
+    ├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
+    └── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 
 An exception that a user's env or policy raises is not wrapped: it keeps its type, and a note
 (``exception.__notes__``) says which env, which step and what to do. One from a worker has the traceback there as its

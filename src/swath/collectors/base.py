@@ -171,7 +171,7 @@ class BaseCollector(IterableDataset):
         self._seconds = 0.0
         self._closed = False
         self._iterator: Iterator[Any] | None = None
-        #: After an error: the frames of the batch that failed which were complete, or None.
+        #: What was complete of the batch that an error ended, or None.
         self.partial_batch: TensorDictBase | None = None
 
     def _refuse_for_objects(self, structure: Structure) -> None:

@@ -280,7 +280,7 @@ class NodesCollector(BaseCollector):
 
     @property
     def num_workers(self) -> int:
-        """How many nodes there are, those that were lost counted, too: weights are addressed by their numbers."""
+        """How many nodes there are, those that were lost counted too, since weights are addressed by number."""
         return len(self._roster.members)
 
     @property

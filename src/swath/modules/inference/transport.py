@@ -27,9 +27,9 @@ class Transport:
         self.state: State = "new"
         #: Why it was closed.
         self.reason: InferenceError | None = None
-        #: The keys that the policy reads; None: everything is sent.
+        #: The keys that the policy reads; where it is None, everything is sent.
         self.in_keys: tuple[Key, ...] | None = None
-        #: What clients keep alive: a server that can still be asked is not garbage.
+        #: What clients keep alive, since a server that can still be asked is not garbage.
         self.server: weakref.ref[Any] | None = None
         self._inbox: deque[Request] = deque()
         # A lock as a bell: taken by the server when it goes to sleep, released by whoever has something for it.
