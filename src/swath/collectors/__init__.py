@@ -4,6 +4,7 @@ from typing import Any
 
 from swath.collectors.base import BaseCollector
 from swath.collectors.batched import AsyncBatchedCollector
+from swath.collectors.evaluator import Evaluator
 from swath.collectors.legacy import (
     DataCollectorBase,
     MultiaSyncDataCollector,
@@ -32,6 +33,7 @@ __all__ = [
     "BaseCollector",
     "Collector",
     "DataCollectorBase",
+    "Evaluator",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiProcessedWeightUpdater",
