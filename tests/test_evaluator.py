@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -359,6 +358,19 @@ def test_training_goes_on_and_what_is_evaluated_stays(given: str) -> None:
         assert policy.module.bias.item() == 100.0
 
 
+@pytest.mark.parametrize("given", ["policy", "weights", "state dict"])
+def test_what_waits_for_its_turn_has_the_weights_of_when_it_was_triggered(given: str) -> None:
+    policy, env = echo_policy(1.0), GatedEnv()
+    with Evaluator(env, policy, num_trajectories=1, busy_policy="queue") as evaluator:
+        evaluator.trigger_eval()
+        assert env.is_in_step.wait(10)
+        evaluator.trigger_eval({"policy": None, "weights": policy, "state dict": policy.state_dict()}[given])
+        nn.init.constant_(policy.module.bias, 100.0)
+        env.gate.set()
+        results = [evaluator.wait(10), evaluator.wait(10)]
+        assert [result and result["eval/reward"] for result in results] == [1.0, 1.0]
+
+
 def test_weights_are_never_half_updated() -> None:
     class Difference(nn.Module):
         """Zero, if both are of the same update."""
@@ -445,6 +457,12 @@ def test_the_programs_random_stream_is_left_alone() -> None:
         before = torch.get_rng_state()
         evaluator.set_seed(1)
         evaluator.evaluate()
+        assert torch.equal(torch.get_rng_state(), before)
+    with gated() as (evaluator, env):  # nor is it exchanged for another meanwhile
+        before = torch.get_rng_state()
+        evaluator.set_seed(1)
+        evaluator.trigger_eval()
+        assert env.is_in_step.wait(10)
         assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -810,17 +828,18 @@ sys.path.insert(0, {tests!r})
 from test_evaluator import *
 
 before = children()
-evaluator = make({backend!r}, lambda: EchoEnv(None))
+evaluator = make({backend!r}, lambda: {env})
 evaluator.trigger_eval()
+if {begun!r}:
+    assert wait_until(lambda: os.path.exists({begun!r}))
 print(*(children() - before), "started", flush=True)
 {ending}
 """
 
 
-def run_program(backend: str, ending: str) -> tuple[subprocess.Popen[str], list[int]]:
-    code = PROGRAM.format(tests=str(Path(__file__).parent), backend=backend, ending=textwrap.dedent(ending))
+def run_program(**parts: str) -> tuple[subprocess.Popen[str], list[int]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", PROGRAM.format(tests=str(Path(__file__).parent), **parts)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -840,23 +859,36 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("ending", ["exit", "ctrl-c", "kill"])
-def test_a_program_ends_whatever_is_evaluated(backend: str, ending: str) -> None:
-    process, pids = run_program(backend, "" if ending == "exit" else "evaluator.wait()")
-    assert len(pids) == (backend == "process")
+def end(process: subprocess.Popen[str]) -> str:
+    """What it printed to stderr until it ended."""
     try:
-        if ending == "ctrl-c":
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        elif ending == "kill":
-            process.kill()
-        _, errors = process.communicate(timeout=30)
+        return process.communicate(timeout=30)[1]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    if ending == "exit":
-        assert (process.returncode, errors) == (0, "")
-    elif ending == "ctrl-c":
-        assert process.returncode in (-signal.SIGINT, 130)
-        assert errors.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_ends_though_an_evaluation_does_not(backend: str) -> None:
+    process, pids = run_program(backend=backend, env="EchoEnv(None)", begun="", ending="")
+    assert len(pids) == (backend == "process")
+    assert (end(process), process.returncode) == ("", 0)
+    assert all(map(is_gone, pids))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ctrl_c_ends_a_program_that_waits(backend: str) -> None:
+    process, pids = run_program(backend=backend, env="EchoEnv(None)", begun="", ending="evaluator.wait()")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert end(process).count("Traceback") == 1
+    assert process.returncode == -signal.SIGINT
     assert wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_a_process_whose_owner_was_killed_leaves_even_from_a_step_that_does_not_end(tmp_path: Path) -> None:
+    begun = str(tmp_path / "begun")
+    process, pids = run_program(backend="process", env=f"StuckEnv({begun!r})", begun=begun, ending="evaluator.wait()")
+    process.kill()
+    assert len(pids) == 1
+    assert wait_until(lambda: all(map(is_gone, pids)))
+    end(process)

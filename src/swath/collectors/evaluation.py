@@ -105,12 +105,8 @@ class Evaluation:
         if weights is not None:
             self._collector.update_policy_weights_(weights=weights)
         started = time.perf_counter()
-        try:
-            self._collector.reset()
-            episodes, num_frames = self._play()
-        except BaseException:
-            self._collector._give_up_episodes()
-            raise
+        self._collector.reset()
+        episodes, num_frames = self._play()
         seconds = time.perf_counter() - started
         metrics = {**summarise(episodes, self._plan.reward_key), "fps": num_frames / seconds}
         if self._plan.metrics_fn is not None:
