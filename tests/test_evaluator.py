@@ -888,7 +888,9 @@ def test_ctrl_c_ends_a_program_that_waits(backend: str) -> None:
 def test_a_process_whose_owner_was_killed_leaves_even_from_a_step_that_does_not_end(tmp_path: Path) -> None:
     begun = str(tmp_path / "begun")
     process, pids = run_program(backend="process", env=f"StuckEnv({begun!r})", begun=begun, ending="evaluator.wait()")
-    process.kill()
-    assert len(pids) == 1
-    assert wait_until(lambda: all(map(is_gone, pids)))
-    end(process)
+    try:
+        process.kill()
+        assert len(pids) == 1
+        assert wait_until(lambda: all(map(is_gone, pids)))
+    finally:
+        end(process)
