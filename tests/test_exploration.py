@@ -8,7 +8,7 @@ import pytest
 from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 
-from swath.rollout.exploration import end_scopes, exploring, open_scopes
+from swath.rollout.exploration import end_scopes, exploring, open_scopes, own_exploration
 
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 
@@ -53,3 +53,37 @@ def test_after_ctrl_c_only_what_was_begun_since_is_ended() -> None:
         end_scopes(except_for=outer)
         assert interaction_type() is MODE
         assert open_scopes() == outer
+
+
+@pytest.mark.parametrize("first_to_end", ["own", "shared"])
+def test_a_thread_of_its_own_neither_sees_nor_changes_what_others_share(first_to_end: str) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    seen: list[InteractionType | None] = []
+
+    def explore() -> None:
+        with own_exploration():
+            seen.append(interaction_type())
+            with exploring(MODE):
+                seen.append(interaction_type())
+                begun.set()
+                assert may_end.wait(10)
+                seen.append(interaction_type())
+                with set_interaction_type(InteractionType.MEAN):
+                    seen.append(interaction_type())
+            seen.append(interaction_type())
+
+    thread = threading.Thread(target=explore)
+    with exploring(RANDOM):
+        thread.start()
+        assert begun.wait(10)
+        assert interaction_type() is RANDOM
+        if first_to_end == "own":
+            may_end.set()
+            thread.join(10)
+        assert interaction_type() is RANDOM
+    assert interaction_type() is None
+    may_end.set()
+    thread.join(10)
+    assert seen == [None, MODE, MODE, InteractionType.MEAN, None]
+    assert interaction_type() is None
+    assert not open_scopes()

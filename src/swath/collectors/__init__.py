@@ -1,7 +1,10 @@
 """Collectors: policies run in envs, experience comes out in batches."""
 
+from typing import Any
+
 from swath.collectors.base import BaseCollector
 from swath.collectors.batched import AsyncBatchedCollector
+from swath.collectors.evaluator import Evaluator
 from swath.collectors.legacy import (
     DataCollectorBase,
     MultiaSyncDataCollector,
@@ -30,6 +33,7 @@ __all__ = [
     "BaseCollector",
     "Collector",
     "DataCollectorBase",
+    "Evaluator",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiProcessedWeightUpdater",
@@ -46,3 +50,12 @@ __all__ = [
     "aSyncDataCollector",
     "split_trajectories",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # They are of ``swath.collectors.distributed``, which is imported by those who use it only.
+    if name in ("DistributedDataCollector", "DistributedSyncDataCollector", "RPCDataCollector"):
+        from swath.collectors import distributed
+
+        return getattr(distributed, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,25 +3,29 @@
 from typing import TYPE_CHECKING, Any
 
 from swath.collectors.distributed.launchers import DEFAULT_SLURM_CONF, submitit_delayed_launcher
+from swath.collectors.distributed.legacy import DistributedDataCollector, DistributedSyncDataCollector
 from swath.collectors.distributed.process_group import DistributedCollector, DistributedSyncCollector
 from swath.collectors.distributed.ray import RayCollector
 
 if TYPE_CHECKING:
-    from swath.collectors.distributed.rpc import RPCCollector
+    from swath.collectors.distributed.rpc import RPCCollector, RPCDataCollector
 
 __all__ = [
     "DEFAULT_SLURM_CONF",
     "DistributedCollector",
+    "DistributedDataCollector",
     "DistributedSyncCollector",
+    "DistributedSyncDataCollector",
     "RPCCollector",
+    "RPCDataCollector",
     "RayCollector",
     "submitit_delayed_launcher",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RPCCollector":  # torch RPC is imported by those who use it only
-        from swath.collectors.distributed.rpc import RPCCollector
+    if name in ("RPCCollector", "RPCDataCollector"):  # torch RPC is imported by those who use it only
+        from swath.collectors.distributed import rpc
 
-        return RPCCollector
+        return getattr(rpc, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
 from swath.collectors.distributed.process_group import launcher_for, take_launch_arguments
+from swath.collectors.legacy import Renamed
 from swath.errors import NodeLost
 from swath.weight_update.nodes import RPCWeightSyncScheme
 from swath.workers import pickling
@@ -433,3 +434,9 @@ class RPCCollector(NodesCollector):
             node_timeout_s=own["node_timeout_s"],
             start_timeout_s=self._start_timeout_s,
         )
+
+
+class RPCDataCollector(RPCCollector, metaclass=Renamed):
+    """The old name of ``RPCCollector``."""
+
+    new = RPCCollector

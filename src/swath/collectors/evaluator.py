@@ -1,0 +1,330 @@
+"""Evaluator: how good the policy is by now, found out beside training."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import Any, Literal, Self
+
+import gymnasium
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType
+from torch import nn
+
+from swath.collectors.base import positive_int
+from swath.collectors.devices import DeviceLike
+from swath.collectors.evaluation import EvaluationPlan, Key
+from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend, Weights
+from swath.collectors.evaluation_desk import Desk, Result, result_of
+from swath.collectors.single import Collector
+from swath.envs.base import EnvBase
+from swath.weight_update.weights import flat_weights
+
+BusyPolicy = Literal["error", "skip", "queue"]
+
+_BACKENDS = ("thread", "process", "ray")
+_BUSY_POLICIES = ("error", "skip", "queue")
+#: Of a collector, what is the evaluator's own business.
+_NOT_FOR_COLLECTORS = (
+    *("create_env_fn", "policy", "policy_factory", "frames_per_batch", "total_frames", "max_frames_per_traj"),
+    *("exploration_type", "device", "interruptor", "replay_buffer", "split_trajs", "trajs_per_batch"),
+)
+
+
+class Evaluator:
+    """Lets a policy play whole episodes, and tells what it got.
+
+    ``evaluate`` waits for the result. ``trigger_eval`` does not: training goes on, and ``poll`` or ``wait`` give
+    results in the order in which they were triggered. The weights are those of the moment of the call.
+
+    Each env plays a fixed share of the episodes, its first ones; so that the result does not depend on which end
+    first.
+
+    Args:
+        env: an env, or a function that makes one. Several play at a time if it is a ``SerialEnv`` or ``ParallelEnv``.
+        policy: what is trained; a copy of it is evaluated, in eval mode, and its own mode is left alone.
+        policy_factory: a function of the env that makes the policy, instead of ``policy``.
+        num_trajectories: how many episodes.
+        max_steps: truncate them after this many steps.
+        frames_per_batch: how many frames to play between two looks at which episodes are over; ``max_steps`` or 1000.
+        collector_cls, collector_kwargs: ``Collector`` or a subclass, and further arguments for it.
+        log_prefix: what names in results begin with.
+        reward_keys, done_keys: where rewards are, and what ends an episode.
+        device: of policy and env.
+        exploration_type: how probabilistic policies choose.
+        metrics_fn: from all episodes ``[num_trajectories, longest]``, padded with zeros, with a
+            ``("collector", "mask")``, to further entries of the result.
+        dump_video: call ``dump()`` of the env, or of its transform, after each evaluation, if there is one.
+        on_result: called with each result as a flat TensorDict, in the evaluator's thread. What it raises is logged.
+        busy_policy: when one is triggered while another runs: "error" raises, "skip" returns False, "queue" waits.
+        backend: "thread", or "process", in which env and policy are made: ``env`` must be a function then, and
+            ``policy_factory`` be given.
+        init_fn: called first in the process.
+        num_gpus, ray_kwargs: for a Ray actor, which there is none of yet.
+
+    Raises:
+        ValueError: an unknown ``backend`` or ``busy_policy``, both or neither of ``policy`` and ``policy_factory``, or
+            what cannot be made in a process.
+
+    >>> from swath.collectors import RandomPolicy
+    >>> with Evaluator("CartPole-v1", RandomPolicy(), num_trajectories=5, max_steps=3) as evaluator:
+    ...     result = evaluator.evaluate(step=1000)
+    >>> result["eval/reward"], result["eval/num_episodes"], result["eval/step"]
+    (3.0, 5, 1000)
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[..., Any] | None = None,
+        num_trajectories: int = 10,
+        max_steps: int | None = None,
+        frames_per_batch: int | None = None,
+        collector_cls: type[Collector] | None = None,
+        collector_kwargs: Mapping[str, Any] | None = None,
+        weight_sync_schemes: None = None,
+        log_prefix: str = "eval",
+        reward_keys: Key = ("next", "reward"),
+        done_keys: Key = ("next", "done"),
+        device: DeviceLike = None,
+        exploration_type: InteractionType | str | None = InteractionType.DETERMINISTIC,
+        metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
+        dump_video: bool = True,
+        on_result: Callable[[TensorDictBase], Any] | None = None,
+        busy_policy: BusyPolicy = "error",
+        backend: str = "thread",
+        init_fn: Callable[[], Any] | None = None,
+        num_gpus: float = 1,
+        ray_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if busy_policy not in _BUSY_POLICIES:
+            raise ValueError(f"busy_policy must be one of {', '.join(_BUSY_POLICIES)}; got {busy_policy!r}")
+        _check_sources(backend, env, policy, policy_factory)
+        if weight_sync_schemes is not None:
+            raise TypeError("an Evaluator carries weights itself: give them to evaluate() or trigger_eval()")
+        plan = EvaluationPlan(
+            env=env,
+            policy=policy,
+            policy_factory=policy_factory,
+            num_trajectories=positive_int("num_trajectories", num_trajectories),
+            max_steps=None if max_steps is None else positive_int("max_steps", max_steps),
+            frames_per_batch=None if frames_per_batch is None else positive_int("frames_per_batch", frames_per_batch),
+            collector_cls=_check_collector(collector_cls, collector_kwargs or {}),
+            collector_kwargs=dict(collector_kwargs or {}),
+            reward_key=reward_keys,
+            done_key=done_keys,
+            device=device,
+            exploration_type=None if exploration_type is None else InteractionType(exploration_type),
+            metrics_fn=metrics_fn,
+            dump_video=dump_video,
+        )
+        #: Whose weights are evaluated where none are given.
+        self._policy = policy
+        self._busy_policy = busy_policy
+        self._num_own_steps = 0
+        self._lock = threading.Lock()
+        #: Those of ``trigger_eval`` that were not read, in order.
+        self._triggered: deque[Future[Result]] = deque()
+        self._backend: EvaluationBackend = (
+            ProcessBackend(plan, init_fn) if backend == "process" else ThreadBackend(plan)
+        )
+        self._desk = Desk(self._backend, log_prefix, on_result)
+
+    # -- evaluating ------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, weights: Any = None, step: int | None = None, *, weights_dict: Mapping[str, Any] | None = None
+    ) -> Result:
+        """Evaluate, after whatever was triggered before, and return the result.
+
+        Args:
+            weights: a module's, a TensorDict's, a state dict's. Without, those that the trained ``policy`` has now; if
+                there was a ``policy_factory``, those that were evaluated last.
+            step: for the result's ``step``; without, evaluations are counted.
+            weights_dict: ``{"policy": weights}``, instead of ``weights``.
+        """
+        source = _choose_weights(weights, weights_dict)
+        with self._lock:
+            future = self._submit(source, step)
+        return result_of(future)
+
+    def trigger_eval(
+        self, weights: Any = None, step: int | None = None, *, weights_dict: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Start an evaluation, with arguments as those of ``evaluate``; False if it was skipped."""
+        source = _choose_weights(weights, weights_dict)
+        with self._lock:
+            if self._desk.is_busy and self._busy_policy == "skip":
+                return False
+            if self._desk.is_busy and self._busy_policy == "error":
+                raise RuntimeError(
+                    "an evaluation is under way: wait() for it, ask `pending` first, or make the Evaluator with "
+                    "busy_policy='skip' or 'queue'"
+                )
+            self._triggered.append(self._submit(source, step))
+        return True
+
+    def _submit(self, source: Any, step: int | None) -> Future[Result]:
+        if source is None and isinstance(self._policy, nn.Module):
+            source = self._policy
+        weights = None if source is None else _snapshot(source)
+        future = self._desk.submit(weights, self._num_own_steps if step is None else step)
+        if step is None:
+            self._num_own_steps += 1
+        return future
+
+    def poll(self, timeout: float = 0) -> Result | None:
+        """The oldest result of ``trigger_eval`` that was not read, if there is one within ``timeout`` seconds.
+
+        Raises what the evaluation raised.
+        """
+        return self._next_result(timeout)
+
+    def wait(self, timeout: float | None = None) -> Result | None:
+        """As ``poll``, but waits until the evaluation is over; None at once if nothing was triggered."""
+        return self._next_result(timeout)
+
+    def _next_result(self, timeout: float | None) -> Result | None:
+        with self._lock:
+            if not self._triggered:
+                return None
+            oldest = self._triggered[0]
+        try:
+            oldest.exception(timeout)
+        except TimeoutError:
+            return None
+        except CancelledError:  # by shutdown()
+            pass
+        with self._lock:
+            if not self._triggered or self._triggered[0] is not oldest:  # another thread has read it
+                return None
+            self._triggered.popleft()
+        return None if oldest.cancelled() else oldest.result()
+
+    @property
+    def pending(self) -> bool:
+        """Whether an evaluation is under way, or waits for its turn."""
+        return self._desk.is_busy
+
+    @staticmethod
+    def extract_weights(module: nn.Module) -> TensorDict:
+        """A copy of a module's weights and buffers, in main memory.
+
+        >>> sorted(Evaluator.extract_weights(nn.Linear(1, 1)).keys())
+        ['bias', 'weight']
+        """
+        weights = TensorDict({}, batch_size=[])
+        for name, tensor in flat_weights(module).items():
+            weights[tuple(name.split("."))] = tensor.detach().clone().cpu()
+        return weights
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
+        """Seed the envs and, in a process, the policy's sampling: the same evaluations follow as after the last time.
+
+        (A thread leaves torch's generator alone, from which training draws as well.)
+
+        Raises:
+            RuntimeError: an evaluation is under way.
+        """
+        with self._lock:
+            if self._desk.is_busy:
+                raise RuntimeError("set_seed while an evaluation is under way: wait() for it first")
+            backend = self._backend
+            future = self._desk.call(lambda: backend.set_seed(int(seed), static_seed))
+        return result_of(future)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many evaluations were counted.
+
+        Raises:
+            RuntimeError: an evaluation is under way, or a result was not read.
+        """
+        with self._lock:
+            self._require_nothing_unread("state_dict")
+            return {"step": self._num_own_steps}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._require_nothing_unread("load_state_dict")
+            self._num_own_steps = state_dict["step"]
+
+    def _require_nothing_unread(self, what: str) -> None:
+        if self._triggered or self._desk.is_busy:
+            raise RuntimeError(f"{what} while a result is pending or unread: wait() for it first")
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def shutdown(self, timeout: float = 5) -> None:
+        """Stop what is under way, and close the env; harmless when called again. Results that are there stay."""
+        self._desk.shut_down(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        desk = self.__dict__.get("_desk")
+        if desk is not None:
+            desk.shut_down(2.0)
+
+    def __repr__(self) -> str:
+        return f"Evaluator({type(self._backend).__name__}, pending={self.pending})"
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _check_sources(backend: str, env: Any, policy: Any, policy_factory: Any) -> None:
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
+    if (policy is None) == (policy_factory is None):
+        raise ValueError("an Evaluator needs either policy or policy_factory, and not both")
+    if backend == "thread":
+        return
+    ready = isinstance(env, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
+    if ready or not (callable(env) or isinstance(env, str)):
+        raise ValueError(f"backend={backend!r} makes the env elsewhere: give a function that makes it, not an env")
+    if policy_factory is None:
+        raise ValueError(
+            f"backend={backend!r} makes the policy elsewhere: give policy_factory, and weights to evaluate"
+        )
+    if backend == "ray":
+        raise NotImplementedError("an Evaluator in a Ray actor does not exist yet: use backend='process'")
+
+
+def _check_collector(collector_cls: Any, collector_kwargs: Mapping[str, Any]) -> type[Collector]:
+    for name in collector_kwargs:
+        if name in _NOT_FOR_COLLECTORS:
+            raise ValueError(f"collector_kwargs: {name} is for the Evaluator to set; it has arguments of its own")
+    if collector_cls is None:
+        return Collector
+    if not (isinstance(collector_cls, type) and issubclass(collector_cls, Collector)):
+        raise TypeError(
+            f"collector_cls must be Collector or a subclass, got {collector_cls!r}; for several envs at a time, let "
+            "the env be a SerialEnv or a ParallelEnv"
+        )
+    return collector_cls
+
+
+def _choose_weights(weights: Any, weights_dict: Mapping[str, Any] | None) -> Any:
+    for name in weights_dict or {}:
+        if name != "policy":
+            raise KeyError(f"there is no model {name!r}; an Evaluator has 'policy'")
+    if weights_dict and weights is not None:
+        raise ValueError("give either weights or weights_dict, not both")
+    return weights_dict["policy"] if weights_dict else weights
+
+
+def _snapshot(source: Any) -> Weights:
+    """A copy that training does not change."""
+    tensors = flat_weights(source).items()
+    return {name: tensor.detach().clone() for name, tensor in tensors if isinstance(tensor, torch.Tensor)}
