@@ -10,6 +10,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from leaks import no_leaks  # noqa: F401
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymEnv, SerialEnv, Unbounded
 from swath.envs.guest import GuestEnv
@@ -101,6 +102,25 @@ def test_one_policy_for_all() -> None:
         check(own, len(own), with_objects=False)
     with pytest.raises(EnvError, match="'growing' is no tensor of a fixed shape"):
         AsyncBatchedCollector([Team] * 2, act, frames_per_batch=20)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_nodes(workers: int) -> None:
+    collector = DistributedCollector(
+        [only_tensors] * 2,
+        act,
+        frames_per_batch=20 * max(1, workers),
+        total_frames=40 * max(1, workers),
+        sync=True,
+        num_workers_per_collector=max(1, workers),
+    )
+    batches = list(collector)
+    assert len(batches) == 2
+    for batch in batches:  # 10 steps are two episodes
+        for row in batch.reshape(-1, 10):
+            check(row, 10, with_objects=False)
+    with pytest.raises(Exception, match="'growing' is no tensor of a fixed shape, which nodes cannot send"):
+        DistributedCollector([Team], act, frames_per_batch=20)
 
 
 def test_what_cannot_be_put_together_is_refused() -> None:

@@ -6,7 +6,8 @@ itself. What it gives is copied into the rows of a strip, key by key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -42,12 +43,13 @@ def is_guest(env: Any) -> bool:
 class GuestSpec(Spec):
     """A leaf of the guest's action spec, which draws by itself."""
 
-    def __init__(self, whole: Any, key: Key, structure: Structure, field: Field, batch_size: torch.Size) -> None:
+    def __init__(self, whole: Any, field: Field, structure: Structure, lead: int) -> None:
+        batch_size = whole.rand().batch_size[:lead]
         super().__init__((*batch_size, *field.shape), field.dtype, field.device)
         self._whole = whole
-        self._key = key
+        self._key = field.key
         self._structure = structure
-        self._lead = len(batch_size)
+        self._lead = lead
         self._own_shape = self.shape
 
     def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
@@ -55,6 +57,71 @@ class GuestSpec(Spec):
         size = torch.Size([*shape, *added])
         drawn = self._whole.rand(size)
         return self._structure.flatten(drawn, Objects(), len(size) + self._lead)[self._key]
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What a guest reads and gives, as fields."""
+
+    structure: Structure
+    carried: tuple[Field, ...]
+    actions: tuple[Field, ...]
+    outcomes: tuple[Field, ...]
+    #: done, terminated and truncated, where they are all there is, and one of each.
+    flags: tuple[str, ...]
+    #: The flags of other envs, which are carried.
+    group_flags: frozenset[Key]
+    #: All that end an episode, as the guest calls them.
+    ends: tuple[Key, ...]
+    #: Carried keys that a step does not give.
+    root_only: frozenset[Key]
+
+    @classmethod
+    def of(cls, guest: Any) -> _Keys:
+        lead = len(guest.batch_size)
+        fake = guest.fake_tensordict()
+        structure = Structure.of(fake.exclude("next"), _ragged_keys(guest))
+        root = structure.flatten(fake.exclude("next"), Objects(), lead)
+        after = structure.flatten(fake.get("next"), Objects(), lead)
+        action_keys, done_keys = (set(map(as_key, keys)) for keys in (guest.action_keys, guest.done_keys))
+
+        def is_one_of(key: Key, keys: set[Key]) -> bool:
+            return _without_numbers(key, structure) in keys
+
+        flags = tuple(flag for flag in FLAGS if (flag,) in done_keys)
+        are_ours = {("done",), ("terminated",)} <= done_keys <= {(flag,) for flag in FLAGS}
+        if not are_ours or any(root[flag,].shape[lead:] != (1,) for flag in flags):
+            flags = ()
+
+        def fields(leaves: Mapping[Key, torch.Tensor], wanted: Callable[[Key], bool]) -> tuple[Field, ...]:
+            device = guest.device or CPU
+            return tuple(
+                Field(key, leaf.shape[lead:], leaf.dtype, device)
+                for key, leaf in leaves.items()
+                if wanted(key) and key not in {(flag,) for flag in flags}
+            )
+
+        carried = fields(root, lambda key: not is_one_of(key, action_keys))
+        group_flags = frozenset(field.key for field in carried if is_one_of(field.key, done_keys))
+        return cls(
+            structure=structure,
+            carried=carried,
+            actions=fields(root, lambda key: is_one_of(key, action_keys)),
+            outcomes=fields(after, lambda key: key not in root),
+            flags=flags,
+            group_flags=group_flags,
+            ends=tuple(sorted(done_keys)) if group_flags else (("done",),),
+            root_only=frozenset(field.key for field in carried if field.key not in after),
+        )
+
+
+def _action_spec(whole: Any, field: Field, structure: Structure, lead: int) -> Spec:
+    """One of ours where there is one like it, which knows masks; else the guest's own."""
+    leaf = None if structure.stacks else whole[field.key]
+    kind = {"OneHot": OneHot, "Categorical": Categorical}.get(type(leaf).__name__)
+    if leaf is not None and kind is not None and getattr(leaf, "n", 0) > 0:
+        return kind(int(leaf.n), leaf.shape, leaf.dtype)
+    return GuestSpec(whole, field, structure, lead)
 
 
 class GuestEnv(EnvBase):
@@ -76,70 +143,37 @@ class GuestEnv(EnvBase):
 
     def read_specs(self) -> None:
         """Learn the guest's keys; again, after it got another transform."""
-        guest, lead = self.guest, len(self.batch_size)
-        fake = guest.fake_tensordict()
-        after, root = fake.get("next"), fake.exclude("next")
-        self.structure = structure = Structure.of(root, _ragged_keys(guest))
-        nothing = Objects()
-        roots, nexts = structure.flatten(root, nothing, lead), structure.flatten(after, nothing, lead)
-        names = {key: _without_numbers(key, structure) for key in (*roots, *nexts)}
-        actions = set(map(as_key, guest.action_keys))
-        dones = set(map(as_key, guest.done_keys))
-        self._flags = tuple(flag for flag in FLAGS if (flag,) in dones)
-        shapes = {roots[flag,].shape[lead:] for flag in self._flags}
-        self._has_flags = {"done", "terminated"} <= set(self._flags) and shapes == {torch.Size([1])}
-        flags = {(flag,) for flag in self._flags} if self._has_flags else set()
-        action_keys = [key for key in roots if names[key] in actions]
-        carried = [key for key in roots if key not in action_keys and key not in flags]
-        outcomes = [key for key in nexts if key not in carried and key not in flags and key not in action_keys]
-        self._root_only = frozenset(key for key in carried if key not in nexts)
-        self._flag_keys = frozenset(key for key in carried if names[key] in dones)
-        self._done_keys = sorted(dones) if self._flag_keys else [("done",)]
+        self.keys = keys = _Keys.of(self.guest)
+        lead, action_spec = len(self.batch_size), self.guest.full_action_spec
 
-        def spec(key: Key, value: torch.Tensor) -> Spec:
-            return Unbounded(value.shape, value.dtype, None if value.device == CPU else value.device)
+        def composite(leaves: Iterable[tuple[Any, Spec]]) -> Composite:
+            return Composite(dict(leaves), shape=self.batch_size, device=self.device)
 
-        def action_spec(key: Key) -> Spec:
-            field = Field(key, roots[key].shape[lead:], roots[key].dtype, roots[key].device)
-            plain = None if structure.stacks else guest.full_action_spec[key]
-            kind = {"OneHot": OneHot, "Categorical": Categorical}.get(type(plain).__name__)
-            if plain is not None and kind is not None and getattr(plain, "n", 0) > 0:
-                return kind(int(plain.n), plain.shape, plain.dtype)
-            return GuestSpec(guest.full_action_spec, key, structure, field, self.batch_size)
-
-        def composite(leaves: dict[Any, Spec]) -> Composite:
-            return Composite(leaves, shape=self.batch_size, device=self.device)
+        def any_value(fields: Iterable[Field]) -> Composite:
+            sizes = [(field, (*self.batch_size, *field.shape)) for field in fields]
+            return composite((field.key, Unbounded(size, field.dtype, field.device)) for field, size in sizes)
 
         self._full_specs = {
-            "observation": composite({key: spec(key, roots[key]) for key in carried}),
-            "state": composite({}),
-            "action": composite({key: action_spec(key) for key in action_keys}),
-            "reward": composite({key: spec(key, nexts[key]) for key in outcomes}),
-            "done": composite({(flag,): self._flag_spec() for flag in (self._flags if self._has_flags else ())}),
+            "observation": any_value(keys.carried),
+            "state": composite(()),
+            "action": composite((f.key, _action_spec(action_spec, f, keys.structure, lead)) for f in keys.actions),
+            "reward": any_value(keys.outcomes),
+            "done": composite(((flag,), self._flag_spec()) for flag in keys.flags),
         }
 
     def row_layout(self) -> Layout:
-        lead = len(self.batch_size)
-
-        def fields(kind: str) -> tuple[Field, ...]:
-            leaves = self._full_specs[kind].items(True, True)
-            return tuple(
-                Field(as_key(key), leaf.shape[lead:], leaf.dtype, leaf.device or self.device or CPU)
-                for key, leaf in leaves
-            )
-
-        carried = fields("observation")
+        keys = self.keys
         return Layout(
             batch_size=self.batch_size,
-            carried=carried,
-            outputs=fields("action"),
-            outcomes=fields("reward"),
-            has_truncated="truncated" in self._flags,
-            has_flags=self._has_flags,
-            root_only=self._root_only,
-            always_next=self._flag_keys,
-            primable=frozenset(f.key for f in carried) - self._flag_keys,
-            structure=None if self.structure.is_plain else self.structure,
+            carried=keys.carried,
+            outputs=keys.actions,
+            outcomes=keys.outcomes,
+            has_truncated="truncated" in keys.flags,
+            has_flags=bool(keys.flags),
+            root_only=keys.root_only,
+            always_next=keys.group_flags,
+            primable=frozenset(field.key for field in keys.carried) - keys.group_flags,
+            structure=None if keys.structure.is_plain else keys.structure,
         )
 
     def bind(self, strip: Strip) -> GuestStepper:
@@ -237,12 +271,13 @@ class GuestStepper:
         self._env = env
         self._strip = strip
         self._num_envs = strip.num_envs
-        own = {f.key for f in env.row_layout().carried}
+        own = {field.key for field in env.keys.carried}
         self._carried = [(key, column) for key, column in strip.carried.items() if key in own]
         self._actions = [(as_key(key), strip.outputs[as_key(key)]) for key in env.action_keys]
         self._primed = [(("next", *key), strip.carried[key]) for key in strip.layout.primed if key in own]
-        self._root_only = env.row_layout().root_only
-        self._is_plain = not (env.structure.stacks or env.structure.classes or env.structure.has_objects)
+        self._root_only = env.keys.root_only
+        self._structure = env.keys.structure
+        self._is_plain = not (self._structure.stacks or self._structure.classes or self._structure.has_objects)
         #: Envs that the guest has reset by itself, after its last step.
         self._reset_already: list[int] = []
 
@@ -250,7 +285,7 @@ class GuestStepper:
         """Key by key, what a TensorDict of the guest has."""
         if self._is_plain:
             return data.get
-        leaves = self._env.structure.flatten(data, self._env.objects, len(self._env.batch_size))
+        leaves = self._structure.flatten(data, self._env.objects, len(self._env.batch_size))
         return leaves.__getitem__
 
     def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
@@ -312,12 +347,12 @@ class GuestStepper:
             return
         env = self._env
         actions = {key: column.rows[t].clone() for key, column in self._actions}
-        root.update(env.structure.build(actions, env.batch_size, device=env.device))
+        root.update(self._structure.build(actions, env.batch_size, device=env.device))
 
     def _ended(self, after: TensorDictBase, t: int) -> list[int] | None:
         """The envs of which any flag is set, which the guest has reset."""
         env, strip, over = self._env, self._strip, None
-        for key in env._done_keys:
+        for key in env.keys.ends:
             flag = after.get(key).reshape(self._num_envs, -1)
             flag = flag[:, 0] if flag.shape[1] == 1 else flag.any(1)
             over = flag if over is None else over | flag
@@ -325,13 +360,11 @@ class GuestStepper:
         if not bool(over.any()):
             return None
         self._reset_already = over.nonzero().reshape(-1).tolist()
-        if env._has_flags:
-            done = after.get("done").reshape(-1)
+        if env.keys.flags:
             terminated = after.get("terminated").reshape(-1)
+            truncated = after.get("truncated", over & ~terminated).reshape(-1)
             strip.terminated[t] = terminated.cpu().numpy()
-            strip.truncated[t] = (
-                after.get("truncated").reshape(-1) if "truncated" in env._flags else done & ~terminated
-            ).cpu()
+            strip.truncated[t] = truncated.cpu().numpy()
         else:  # for those who look there for episodes that are over; not delivered
             strip.terminated[t] = over.cpu().numpy()
         return self._reset_already

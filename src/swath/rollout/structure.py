@@ -17,7 +17,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tensordict import is_tensor_collection as is_node
 from tensordict.utils import is_non_tensor
 
-from swath.rollout.layout import Key, leaves_of, nested
+from swath.errors import EnvError
+from swath.rollout.layout import Key, leaves_of, nested, show
 
 
 class Objects:
@@ -92,6 +93,25 @@ class Structure:
 
         look(root, ())
         return cls(stacks, sizes, classes, frozenset(objects), ragged)
+
+    def to_json(self) -> dict[str, Any]:
+        """As text can have it; tensorclasses become TensorDicts."""
+        if self.has_objects:
+            raise EnvError(
+                f"{show(min(self.things))} is no tensor of a fixed shape, which nodes cannot send; leave it out of the "
+                "env's specs, or collect on this machine"
+            )
+        return {
+            "stacks": [[list(key), dim] for key, dim in self.stacks.items()],
+            "sizes": [[list(key), list(size)] for key, size in self.sizes.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Structure:
+        return cls(
+            stacks={tuple(key): dim for key, dim in data["stacks"]},
+            sizes={tuple(key): torch.Size(size) for key, size in data["sizes"]},
+        )
 
     @property
     def is_plain(self) -> bool:

@@ -29,6 +29,7 @@ from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import CollectorClosed, NodeLost, NoLength
 from swath.rollout.layout import nested
+from swath.rollout.structure import Structure
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import choose_sources, fitting_weights, flat_weights
 from swath.workers.seeding import derived_seed
@@ -194,6 +195,7 @@ class NodesCollector(BaseCollector):
             self._start(made)
             first = roster.members[0].about
             self._fields = first.fields
+            self._structure = None if first.structure is None else Structure.from_json(first.structure)
             self._lead = torch.Size(first.lead)
             each = self._lead.numel()
             shared = each * count if self._sync else each

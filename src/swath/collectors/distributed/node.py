@@ -101,6 +101,8 @@ class NodeDescription:
     #: Whether every batch has all its envs (else one after the other).
     whole: bool = True
     num_envs: int = 1
+    #: ``Structure.to_json``: descriptions travel as text.
+    structure: dict[str, Any] | None = None
 
 
 class Order(NamedTuple):
@@ -224,6 +226,8 @@ class Node:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "frames_per_batch=.* does not divide")  # the driver has said it
             self._collector = self._make(plan)
+        # Flat leaves travel; the driver puts them together.
+        self._structure, self._collector._structure = self._collector._structure, None
         #: Workers count from 0 in every life.
         self._first_own_id = plan.first_own_id if isinstance(self._collector, MultiCollector) else 0
         self._stream: Iterator[TensorDictBase] | None = None
@@ -277,7 +281,10 @@ class Node:
             fields, env, has_weights = about.fields, about.env, bool(collector._schemes)
             num_envs = collector._num_envs
         cpu = tuple(dataclasses.replace(f, device=torch.device("cpu")) for f in fields)
-        return NodeDescription(lead, cpu, env, socket.gethostname(), os.getpid(), has_weights, whole, num_envs)
+        structure = None if self._structure is None else self._structure.to_json()
+        return NodeDescription(
+            lead, cpu, env, socket.gethostname(), os.getpid(), has_weights, whole, num_envs, structure
+        )
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
