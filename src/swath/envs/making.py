@@ -9,6 +9,7 @@ import gymnasium
 
 from swath.envs.base import EnvBase
 from swath.envs.gym import GymEnv, GymWrapper
+from swath.envs.known import wrap_known
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
@@ -19,6 +20,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
         create_env_fn = create_env_fn[0]
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))
+    create_env_fn = wrap_known(create_env_fn)
     ready = isinstance(create_env_fn, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
     if ready and kwargs:
         raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
@@ -26,7 +28,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
         raise TypeError(
             f"create_env_fn must be an env or a function that makes one, got {type(create_env_fn).__name__}"
         )
-    env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
+    env = create_env_fn if ready else wrap_known(create_env_fn(**(kwargs or {})))
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         env = GymWrapper(env)
     if not isinstance(env, EnvBase):
