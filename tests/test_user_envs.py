@@ -32,7 +32,6 @@ from swath.envs import (
     EnvPoolWrapper,
     GymEnv,
     GymWrapper,
-    OneHot,
     ParallelEnv,
     PettingZooEnv,
     PettingZooWrapper,
@@ -116,7 +115,8 @@ def plain_pool(make: Callable[[list[int]], tuple[Any, dict[str, Any]]], batch: T
     """A pool that resets by itself: the step after an episode's last is no transition."""
     num_envs, num_steps = batch.shape
     env, reset_kwargs = make(seeds_of(num_envs))
-    choices = batch["action"].argmax(-1).numpy()
+    given = batch["action"].numpy()
+    choices = given if given.dtype.kind == "f" else given.argmax(-1)
     records, taken = [Record() for _ in range(num_envs)], np.zeros(num_envs, int)
     is_filler = np.zeros(num_envs, bool)
     observation, _ = env.reset(**reset_kwargs)
@@ -151,10 +151,10 @@ def place(batch: TensorDictBase, agents: list[str], agent: str) -> tuple[str, in
     return group, [other for other in agents if other.rpartition("_")[0] == group].index(agent)
 
 
-def assert_observed(data: TensorDictBase, i: int, observation: Any) -> None:
+def assert_observed(data: TensorDictBase, i: int, observation: Any, leave_out: str = "") -> None:
     named = observation if isinstance(observation, dict) else {"observation": observation}
     for name, value in named.items():
-        assert np.array_equal(data[name][i].numpy(), value), name
+        assert name == leave_out or np.array_equal(data[name][i].numpy(), value), name
 
 
 def plain_parallel(make: Callable[[], Any], batch: TensorDictBase) -> None:
@@ -190,6 +190,7 @@ def plain_turns(make: Callable[[], Any], batch: TensorDictBase) -> None:
     env = make()
     env.reset(seed=SEED)
     agents, steps, t = list(env.possible_agents), batch.unbind(0), 0
+    groups = {place(batch, agents, agent)[0] for agent in agents}
     while True:
         since_last_turn = dict.fromkeys(agents, 0.0)
         for agent in env.agent_iter():
@@ -199,14 +200,15 @@ def plain_turns(make: Callable[[], Any], batch: TensorDictBase) -> None:
             since_last_turn[agent] = 0.0
             if terminated or truncated:
                 after = steps[t - 1]["next", group]
-                assert_observed(after, i, observation)
+                # What it might do depends on when it is asked: it does nothing any more.
+                assert_observed(after, i, observation, leave_out="action_mask")
                 assert (bool(after["terminated"][i]), bool(after["truncated"][i])) == (terminated, truncated)
                 env.step(None)
                 continue
             if t == len(steps):
                 return
             step = steps[t]
-            acting = {(g, j) for g in {place(batch, agents, a)[0] for a in agents} for j in step[g, "mask"].nonzero()}
+            acting = {(g, j) for g in groups for j in step[g, "mask"].nonzero().flatten().tolist()}
             assert acting == {(group, i)}
             assert_observed(step[group], i, observation)
             env.step(decoded(step[group, "action"][i], env.action_space(agent)))
@@ -264,7 +266,7 @@ CASES: dict[str, tuple[str, str, Case]] = {
     "envpool sync": ("envpool", "envpool", pool_case("CartPole-v1", 4)),
     "envpool async": ("envpool", "envpool", pool_case("CartPole-v1", 6, batch_size=2)),
     "envpool pixels": ("envpool", "envpool", pool_case("Pong-v5", 2, 40, max_episode_steps=15)),
-    "envpool float64": ("envpool", "envpool", pool_case("FrozenLake-v1", 3)),
+    "envpool floats": ("envpool", "envpool", pool_case("Pendulum-v1", 3, max_episode_steps=15)),
     "atari id": ("atari", "ale_py", gym_case("ALE/Pong-v5", 40, max_episode_steps=12)),
     "atari old id": ("atari", "ale_py", gym_case("BreakoutNoFrameskip-v4", 40, max_episode_steps=12)),
     "atari vector": ("atari", "ale_py", atari_vector_case()),
@@ -286,7 +288,7 @@ CASES: dict[str, tuple[str, str, Case]] = {
         "pettingzoo",
         "pymunk",
         # Its resets leave something of the last episode behind, also in a plain loop.
-        zoo_case("aec", KNIGHTS, 300, max_cycles=100, is_seedable=False),
+        zoo_case("aec", KNIGHTS, 300, max_cycles=40, is_seedable=False),
     ),
     "pettingzoo tictactoe": ("pettingzoo", "pygame", zoo_case("aec", "classic/tictactoe_v3", 60)),
     "pettingzoo connect four": ("pettingzoo", "pygame", zoo_case("aec", "classic/connect_four_v3", 100)),
@@ -363,6 +365,7 @@ def test_several_as_one(case: Case, batched: Any) -> None:
 
 
 def test_close_ends_threads(case: Case) -> None:
+    make_env(case.make).close()  # what a package starts once in a process is not the env's
     before = len(os.listdir("/proc/self/task"))
     env = make_env(case.make)
     env.rollout(3)
@@ -397,18 +400,20 @@ def collected(env: Any, num_steps: int = 50, **kwargs: Any) -> TensorDictBase:
 @pytest.mark.envpool
 def test_a_pool_in_parts_is_the_same_pool() -> None:
     pytest.importorskip("envpool")
-    whole, parts = (
-        make_env(examples.pool("CartPole-v1", num_envs=4, batch_size=size, seed=5)).rollout(
-            8, lambda root: root.set("action", OneHot(2).encode(torch.ones(4, dtype=torch.int64)))
-        )
-        for size in (4, 2)
-    )
+    rollouts = []
+    for batch_size in (4, 2):
+        torch.manual_seed(0)
+        pool = examples.pool("CartPole-v1", num_envs=4, batch_size=batch_size, seed=5)
+        rollouts.append(make_env(pool).rollout(30, break_when_any_done=False))
+    whole, parts = rollouts
+    assert bool(whole["next", "done"].any())
     assert torch.equal(whole["next", "observation"], parts["next", "observation"])
 
 
 @pytest.mark.envpool
 def test_pools_by_id() -> None:
     pytest.importorskip("envpool")
+    check_env(EnvPoolEnv("FrozenLake-v1", num_envs=3))  # its observation is an integer
     one, other = (EnvPoolEnv("CartPole-v1", num_envs=2) for _ in range(2))
     assert not torch.equal(one.reset()["observation"], other.reset()["observation"]), "both have the same seed"
     seeded = [EnvPoolEnv("CartPole-v1", True, num_envs=2, seed=1).reset()["observation"] for _ in range(2)]
@@ -532,13 +537,15 @@ def test_dm_suite_by_name() -> None:
 @pytest.mark.dm_control
 def test_dm_composer_is_seeded() -> None:
     pytest.importorskip("dm_control")
-    from dm_control.locomotion.examples import basic_cmu_2019
+    from dm_control import manipulation
 
-    env = make_env(basic_cmu_2019.cmu_humanoid_run_walls)
-    first = [env.set_seed(seed) and env.reset() for seed in (1, 1, 2)]
-    key = ("walker/joints_pos",)
-    assert torch.equal(first[0][key], first[1][key])
-    assert not torch.equal(first[0][key], first[2][key])
+    env = make_env(lambda: manipulation.load("reach_site_features"))
+    first = []
+    for seed in (1, 1, 2):
+        env.set_seed(seed)
+        first.append(env.reset()["target_position"])
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
     env.close()
 
 

@@ -100,7 +100,7 @@ class DMControlWrapper(RowEnv):
     def _close(self) -> None:
         self.env.close()
         physics = getattr(self.env, "physics", None)
-        if physics is not None:
+        if hasattr(type(physics), "free"):  # not one that the env's close has freed already
             physics.free()
 
     def __getattr__(self, name: str) -> Any:

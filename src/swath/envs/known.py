@@ -49,9 +49,9 @@ def import_extra(module: str, extra: str, who: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if str(error.name).partition(".")[0] != package:
             raise  # it is there, but something that it needs is not
         raise ModuleNotFoundError(
-            f'{who} needs the package {error.name!r}, which is not installed: pip install "swath[{extra}]"',
-            name=error.name,
+            f'{who} needs the package {package!r}, which is not installed: pip install "swath[{extra}]"', name=package
         ) from None

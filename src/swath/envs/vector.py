@@ -98,6 +98,8 @@ class VectorEnv(RowEnv):
 
     def _close(self) -> None:
         self.env.close()
+        if _is_atari(self.env):
+            self.env.ale = None  # type: ignore[attr-defined] # its threads end when nobody refers to it any more
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "env" not in self.__dict__:
