@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -295,12 +295,25 @@ CASES: dict[str, tuple[str, str, Case]] = {
 }
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(package_and_case[1:], id=name, marks=getattr(pytest.mark, package_and_case[0]))
-        for name, package_and_case in CASES.items()
-    ]
-)
+#: One of each wrapper, for tests that start processes.
+OF_EACH_KIND = [
+    "envpool sync",
+    "envpool async",
+    "atari id",
+    "atari vector",
+    "mujoco Hopper",
+    "dm_control",
+    "shimmy id",
+    "pettingzoo parallel",
+    "pettingzoo tictactoe",
+]
+
+
+def params(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(CASES[name][1:], id=name, marks=getattr(pytest.mark, CASES[name][0])) for name in names]
+
+
+@pytest.fixture(params=params(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
     package, case = request.param
     pytest.importorskip(package, reason=f"{package} is not installed; `make test-envs` has it")
@@ -343,6 +356,7 @@ def assert_episodes_are_whole(data: TensorDictBase, observation_keys: Any) -> No
             assert torch.equal(steps["next"].get(key)[:-1].nan_to_num(), steps.get(key)[1:].nan_to_num()), key
 
 
+@pytest.mark.parametrize("case", params(OF_EACH_KIND), indirect=True)
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector, AsyncBatchedCollector])
 def test_in_two_workers(case: Case, kind: type) -> None:
     with make_env(case.make) as env:
@@ -356,6 +370,7 @@ def test_in_two_workers(case: Case, kind: type) -> None:
     assert_episodes_are_whole(torch.cat([batch.reshape(-1) for batch in batches]), keys)
 
 
+@pytest.mark.parametrize("case", params(OF_EACH_KIND), indirect=True)
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
 def test_several_as_one(case: Case, batched: Any) -> None:
     env = batched(2, case.make)
