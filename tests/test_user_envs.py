@@ -5,6 +5,7 @@ Each family is skipped where its package is missing; `make test-envs` has them a
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -261,7 +262,7 @@ def zoo_case(kind: str, task: str, num_steps: int, is_seedable: bool = True, **k
 
 
 KNIGHTS = "butterfly/knights_archers_zombies_v11"
-#: (marker, package, case)
+#: (marker, packages, case)
 CASES: dict[str, tuple[str, str, Case]] = {
     "envpool sync": ("envpool", "envpool", pool_case("CartPole-v1", 4)),
     "envpool async": ("envpool", "envpool", pool_case("CartPole-v1", 6, batch_size=2)),
@@ -282,16 +283,16 @@ CASES: dict[str, tuple[str, str, Case]] = {
     "shimmy id": ("dm_control", "shimmy", gym_case("dm_control/cartpole-balance-v0", max_episode_steps=20)),
     "pettingzoo parallel": ("pettingzoo", "mpe2", particles_case("simple_adversary_v3", True)),
     "pettingzoo floats": ("pettingzoo", "mpe2", particles_case("simple_spread_v3", True, continuous_actions=True)),
-    "pettingzoo knights": ("pettingzoo", "pymunk", zoo_case("parallel", KNIGHTS, 300, max_cycles=100)),
+    "pettingzoo knights": ("pettingzoo", "pettingzoo pymunk", zoo_case("parallel", KNIGHTS, 300, max_cycles=100)),
     "pettingzoo turns": ("pettingzoo", "mpe2", particles_case("simple_adversary_v3", False, 100)),
     "pettingzoo knights in turns": (
         "pettingzoo",
-        "pymunk",
+        "pettingzoo pymunk",
         # Its resets leave something of the last episode behind, also in a plain loop.
         zoo_case("aec", KNIGHTS, 300, max_cycles=40, is_seedable=False),
     ),
-    "pettingzoo tictactoe": ("pettingzoo", "pygame", zoo_case("aec", "classic/tictactoe_v3", 60)),
-    "pettingzoo connect four": ("pettingzoo", "pygame", zoo_case("aec", "classic/connect_four_v3", 100)),
+    "pettingzoo tictactoe": ("pettingzoo", "pettingzoo pygame", zoo_case("aec", "classic/tictactoe_v3", 60)),
+    "pettingzoo connect four": ("pettingzoo", "pettingzoo pygame", zoo_case("aec", "classic/connect_four_v3", 100)),
 }
 
 
@@ -315,8 +316,9 @@ def params(names: Iterable[str]) -> list[Any]:
 
 @pytest.fixture(params=params(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
-    package, case = request.param
-    pytest.importorskip(package, reason=f"{package} is not installed; `make test-envs` has it")
+    packages, case = request.param
+    for package in packages.split():
+        pytest.importorskip(package, reason=f"{package} is not installed; `make test-envs` has it")
     return case
 
 
@@ -480,6 +482,12 @@ def test_shimmy_ids() -> None:
         GymEnv("dm_control/cartpole-balnce-v0")
 
 
+@pytest.mark.mujoco
+def test_mujoco_ids() -> None:
+    with pytest.raises(gymnasium.error.NameNotFound, match="did you mean 'HalfCheetah-v5'"):
+        GymEnv("HalfCheeta-v5")
+
+
 @pytest.mark.parametrize(
     ("package", "make", "error", "extra"),
     [
@@ -503,6 +511,14 @@ def test_a_missing_package_is_named(
     with pytest.raises(error, match=re.escape(f"needs the package {package!r}")) as caught:
         make()
     assert f'pip install "swath[{extra}]"' in str(caught.value)
+
+
+def test_mujoco_that_is_missing_is_named() -> None:
+    if importlib.util.find_spec("mujoco") is not None:
+        pytest.skip("mujoco is installed")
+    with pytest.raises(gymnasium.error.DependencyNotInstalled) as caught:
+        GymEnv("HalfCheetah-v5")
+    assert 'pip install "swath[mujoco]"' in "".join(caught.value.__notes__)
 
 
 def test_no_package_is_imported_unasked() -> None:
