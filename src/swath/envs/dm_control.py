@@ -99,7 +99,7 @@ class DMControlWrapper(RowEnv):
 
     def _close(self) -> None:
         self.env.close()
-        physics = getattr(self.env, "physics", None)
+        physics: Any = getattr(self.env, "physics", None)
         if hasattr(type(physics), "free"):  # not one that the env's close has freed already
             physics.free()
 
