@@ -74,5 +74,5 @@ bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
 
 clean:
-	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-envs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-envs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis MUJOCO_LOG.TXT
 	find . -name __pycache__ -prune -exec rm -rf {} +
