@@ -311,15 +311,19 @@ OF_EACH_KIND = [
 
 
 def params(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(CASES[name][1:], id=name, marks=getattr(pytest.mark, CASES[name][0])) for name in names]
+    """Cases by name; those whose package is missing are skipped before anything is set up for them."""
+    found = []
+    for name in names:
+        marker, packages, case = CASES[name]
+        missing = [package for package in packages.split() if importlib.util.find_spec(package) is None]
+        skip = pytest.mark.skipif(bool(missing), reason=f"{missing} not installed; `make test-envs` has it")
+        found.append(pytest.param(case, id=name, marks=[getattr(pytest.mark, marker), skip]))
+    return found
 
 
 @pytest.fixture(params=params(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
-    packages, case = request.param
-    for package in packages.split():
-        pytest.importorskip(package, reason=f"{package} is not installed; `make test-envs` has it")
-    return case
+    return request.param
 
 
 # -- the contract ----------------------------------------------------------------------------------------------------
