@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: setup demo test test-all test-torchrl test-distributed lint types bench docs clean help
+.PHONY: setup demo test test-all test-torchrl test-envs test-distributed lint types bench docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
 	@echo "make test    set up, then lint, types and tests"
 	@echo "make test-all  as make test, with the tests that take minutes"
 	@echo "make test-torchrl  what needs TorchRL"
+	@echo "make test-envs  what needs EnvPool, ale-py, MuJoCo, dm_control or PettingZoo"
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
 	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
 	@echo "make bench   side by side with the peers (its own environment)"
@@ -51,6 +52,17 @@ $(VENV)-torchrl/.installed: pyproject.toml constraints.txt
 test-torchrl: $(VENV)-torchrl/.installed
 	$(VENV)-torchrl/bin/pytest -m torchrl
 
+# Envs of other packages, in an environment that has them all.
+ENV_EXTRAS := envpool,atari,mujoco,dm-control,pettingzoo
+$(VENV)-envs/.installed: pyproject.toml constraints.txt
+	@test -x $(VENV)-envs/bin/python || $(PYTHON) -m venv $(VENV)-envs
+	@$(VENV)-envs/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
+	@$(VENV)-envs/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[test,classic-control,$(ENV_EXTRAS)]"
+	@touch $@
+
+test-envs: $(VENV)-envs/.installed
+	$(VENV)-envs/bin/pytest tests/test_user_envs.py
+
 # With what takes minutes: every layout in new interpreters, hundreds of kills.
 test-all: setup lint types
 	$(BIN)/pytest -m "slow or not slow"
@@ -76,5 +88,5 @@ bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
 
 clean:
-	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-docs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-docs $(VENV)-envs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis MUJOCO_LOG.TXT
 	find . -name __pycache__ -prune -exec rm -rf {} +

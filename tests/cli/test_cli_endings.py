@@ -91,7 +91,7 @@ def test_traceback(swath_here: Any) -> None:
     [
         ("CartPol-v1", "there is no env 'CartPol-v1'; did you mean 'CartPole-v1'"),
         ("Qqqqqqqq-v7", "module:Env-v0"),
-        ("ALE/Pong-v5", 'pip install "gymnasium[atari]"'),
+        ("ALE/Pong-v5", 'pip install "swath[atari]"'),
         ("my_envs:Missing-v0", 'Box2D is not installed, run `pip install "gymnasium[box2d]"`'),
         ("no_such_module:Env-v0", "there is no module 'no_such_module'"),
     ],

@@ -84,11 +84,6 @@ def explain_setup(error: Exception, env_id: str) -> tuple[list[str], int]:
 
 
 def _unknown_env(error: Exception, env_id: str) -> list[str]:
-    if env_id.startswith("ALE/"):
-        return [
-            f"there is no env {env_id!r}: Atari games come with another package",
-            f'pip install "gymnasium[atari]", then: swath collect ale_py:{env_id}',
-        ]
     lines = [str(error)]
     if "did you mean" not in lines[0]:
         lines.append(

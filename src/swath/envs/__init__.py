@@ -1,12 +1,15 @@
-"""Envs: Gymnasium's, several side by side, vector envs, and your own."""
+"""Envs: Gymnasium's, those of other packages, several side by side, vector envs, and your own."""
 
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from swath.envs.base import EnvBase, next_seed
+from swath.envs.dm_control import DMControlEnv, DMControlWrapper
+from swath.envs.envpool import EnvPoolEnv, EnvPoolWrapper
 from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.parallel import ParallelEnv
+from swath.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.envs.serial import SerialEnv
 from swath.envs.specs import (
@@ -29,7 +32,11 @@ __all__ = [
     "Bounded",
     "Categorical",
     "Composite",
+    "DMControlEnv",
+    "DMControlWrapper",
     "EnvBase",
+    "EnvPoolEnv",
+    "EnvPoolWrapper",
     "ExplorationType",
     "GymEnv",
     "GymWrapper",
@@ -37,6 +44,8 @@ __all__ = [
     "MultiOneHot",
     "OneHot",
     "ParallelEnv",
+    "PettingZooEnv",
+    "PettingZooWrapper",
     "ProcessorAsyncEnvPool",
     "SerialEnv",
     "Spec",

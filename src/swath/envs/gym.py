@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from gymnasium import spaces
 
 from swath.envs.gym_rows import GymRowEnv, describe
+from swath.envs.known import import_extra, wrapper_of
 from swath.envs.specs import Spec
 from swath.errors import EnvError
 
@@ -50,6 +53,8 @@ class GymWrapper(GymRowEnv):
     """
 
     def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if wrapper := wrapper_of(env):  # EnvPool's are Gymnasium envs, too, but take more than that
+            return wrapper(env, *args, **kwargs)
         if isinstance(env, gymnasium.vector.VectorEnv):
             from swath.envs.vector import VectorEnv
 
@@ -121,6 +126,13 @@ class _PixelsUnderTheirName(gymnasium.ObservationWrapper):
         return {"pixels": observation}
 
 
+#: Ids of other packages, those packages (the last one registers the ids), and the extra that installs them.
+_REGISTERED_BY = (
+    (re.compile(r"ALE/|.*NoFrameskip-v"), ("ale_py",), "atari"),
+    (re.compile(r"dm_control/"), ("dm_control", "shimmy"), "dm-control"),
+)
+
+
 class GymEnv(GymWrapper):
     """A Gymnasium env from its id; other keywords go to ``gymnasium.make``.
 
@@ -167,6 +179,7 @@ def make_gym_env(env_name: str, **kwargs: Any) -> gymnasium.Env:
     """``gymnasium.make`` that, for an unknown id, names the nearest known ones."""
     if not isinstance(env_name, str):
         raise TypeError(f"GymEnv takes an env id such as 'CartPole-v1', got {type(env_name).__name__}; see GymWrapper")
+    _register(env_name)
     try:
         return gymnasium.make(env_name, **kwargs)
     except (
@@ -178,5 +191,19 @@ def make_gym_env(env_name: str, **kwargs: Any) -> gymnasium.Env:
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise type(error)(f"there is no env {env_name!r}{hint}") from None
     except gymnasium.error.DependencyNotInstalled as error:
-        error.add_note(f"swath: {env_name} needs a package that is not installed")
+        how = ': pip install "swath[mujoco]"' if "mujoco" in str(error).lower() else ""
+        error.add_note(f"swath: {env_name} needs a package that is not installed{how}")
         raise
+
+
+def _register(env_name: str) -> None:
+    """Import the package that registers an id, in whichever process the env is made."""
+    for ids, packages, extra in _REGISTERED_BY:
+        if ids.match(env_name):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that there is no display, which only rendering needs
+                    *_, registering = [import_extra(package, extra, env_name) for package in packages]
+            except ModuleNotFoundError as error:
+                raise gymnasium.error.DependencyNotInstalled(str(error)) from error
+            gymnasium.register_envs(registering)

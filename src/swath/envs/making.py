@@ -10,6 +10,7 @@ import gymnasium
 from swath.envs.base import EnvBase
 from swath.envs.guest import GuestEnv, is_guest
 from swath.envs.gym import GymEnv, GymWrapper
+from swath.envs.known import wrap_known, wrapper_of
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
@@ -20,12 +21,13 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
         create_env_fn = create_env_fn[0]
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))
+    create_env_fn = wrap_known(create_env_fn)
     ready = is_env(create_env_fn)
     if ready and kwargs:
         raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
     if not ready and not callable(create_env_fn):
         raise TypeError(f"create_env_fn is {shown(create_env_fn)}; {ACCEPTED}")
-    env = create_env_fn if ready else create_env_fn(**(kwargs or {}))
+    env = create_env_fn if ready else wrap_known(create_env_fn(**(kwargs or {})))
     if isinstance(env, EnvBase):
         return env
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
@@ -38,14 +40,15 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
 #: For errors.
 ACCEPTED = (
     "a collector takes an env, or a function that makes one: of swath.envs (EnvBase), of Gymnasium (Env, VectorEnv, or "
-    "an id such as 'CartPole-v1'), of TorchRL (EnvBase), or any object with TorchRL's env protocol "
-    "(docs/torchrl.md says which methods that are)"
+    "an id such as 'CartPole-v1'), of EnvPool, ale-py, dm_control, PettingZoo or TorchRL, or any object with the "
+    "methods of TorchRL's EnvBase (docs/torchrl.md says which)"
 )
 
 
 def is_env(thing: Any) -> bool:
     """Whether this is an env already, rather than a function that makes one."""
-    return isinstance(thing, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv)) or is_guest(thing)
+    known = (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv)
+    return isinstance(thing, known) or is_guest(thing) or wrapper_of(thing) is not None
 
 
 def shown(thing: Any) -> str:

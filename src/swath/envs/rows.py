@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from swath.envs.base import EnvBase
 from swath.errors import EnvDataError
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import CPU, Field, Layout, as_key, nested, show
+from swath.rollout.layout import CPU, Field, Key, Layout, as_key, nested, show
 from swath.rollout.strip import Strip
 
 _STEP_METHODS = ("reset", "step", "_reset", "_step")
@@ -67,8 +67,8 @@ class RowEnv(EnvBase):
             self._single_steps[signature] = (strip, self.bind_rows(strip))
         return self._single_steps[signature]
 
-    def _row(self, columns: dict, row: int) -> dict[str, Any]:
-        return nested({key: column.rows[row].clone() for key, column in columns.items()})
+    def _row(self, columns: dict, row: int) -> dict[Key, torch.Tensor]:
+        return {key: column.rows[row].clone() for key, column in columns.items()}
 
     def _flags(self, strip: Strip) -> dict[str, torch.Tensor]:
         shape = (*self.batch_size, 1)
@@ -86,7 +86,7 @@ class RowEnv(EnvBase):
         else:
             env_ids = mask.reshape(-1).nonzero().reshape(-1).tolist()
         stepper.reset(0, env_ids, **kwargs)
-        return TensorDict(self._row(strip.carried, 0), batch_size=self.batch_size, device=self.device)
+        return TensorDict(nested(self._row(strip.carried, 0)), batch_size=self.batch_size, device=self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         lead = len(self.batch_size)
@@ -112,8 +112,9 @@ class RowEnv(EnvBase):
             stepper.step(0)
         else:
             self._step_some(strip, stepper, tensordict, only.reshape(-1))
-        outcome = {**self._row(strip.carried, 1), **self._row(strip.outcomes, 0), **self._flags(strip)}
-        return TensorDict(outcome, batch_size=self.batch_size, device=self.device)
+        # Nested only when all are there: a reward may stand beside observations, as ("agent", "reward").
+        outcome = nested({**self._row(strip.carried, 1), **self._row(strip.outcomes, 0)})
+        return TensorDict({**outcome, **self._flags(strip)}, batch_size=self.batch_size, device=self.device)
 
     def _step_some(self, strip: Strip, stepper: Stepper, root: TensorDictBase, mask: torch.Tensor) -> None:
         """Step only the envs of ``mask``; the others stay where they are, with a reward of zero."""

@@ -7,11 +7,13 @@ NEXT_STEP               the env resets on the step after the last, and ignores t
                         transition: it is a *filler*, reported in ``fillers`` and never delivered
 ======================  ============================================================================================
 
-Gymnasium's own Sync- and AsyncVectorEnv accept a reset mask in NEXT_STEP mode as well, so they have no fillers.
+Gymnasium's own Sync- and AsyncVectorEnv and ale-py's AtariVectorEnv accept a reset mask in NEXT_STEP mode as well, so
+they have no fillers.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,10 +92,14 @@ class VectorEnv(RowEnv):
         """Seeds as this env's reset takes them: only Gymnasium's own promise to take one for each env."""
         if seeds is None or isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
             return seeds
+        if _is_atari(self.env):
+            return np.array(seeds) % 2**31
         return seeds[0]
 
     def _close(self) -> None:
         self.env.close()
+        if _is_atari(self.env):
+            self.env.ale = None  # type: ignore[attr-defined] # its threads end when nobody refers to it any more
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "env" not in self.__dict__:
@@ -105,15 +111,29 @@ class VectorEnv(RowEnv):
 
 
 def _effective_mode(env: GymnasiumVectorEnv) -> AutoresetMode:
-    mode = env.metadata.get("autoreset_mode")
+    # AtariVectorEnv writes its mode into metadata that all vector envs share; its own attribute is right.
+    mode = env.autoreset_mode if _is_atari(env) else env.metadata.get("autoreset_mode")  # type: ignore[attr-defined]
     if mode is None:
         raise EnvError(
             f"{env}: metadata['autoreset_mode'] is missing, so it cannot be told which of its steps are transitions; "
             "set it to a gymnasium.vector.AutoresetMode"
         )
     mode = AutoresetMode(mode)
-    takes_mask = type(env) is SyncVectorEnv or (type(env) is AsyncVectorEnv and env.shared_memory)
+    takes_mask = type(env) is SyncVectorEnv or (type(env) is AsyncVectorEnv and env.shared_memory) or _is_atari(env)
     return AutoresetMode.DISABLED if mode is AutoresetMode.NEXT_STEP and takes_mask else mode
+
+
+def _is_atari(env: GymnasiumVectorEnv) -> bool:
+    """Whether it is ale-py's own, which takes a seed for each env and a reset mask in each mode."""
+    kind = getattr(sys.modules.get("ale_py.vector_env"), "AtariVectorEnv", None)
+    if kind is None or type(env) is not kind:
+        return False
+    if env.batch_size != env.num_envs:  # type: ignore[attr-defined]
+        raise EnvError(
+            f"AtariVectorEnv with batch_size={env.batch_size} and {env.num_envs} envs steps some of its envs only; "  # type: ignore[attr-defined]
+            "make it without batch_size"
+        )
+    return True
 
 
 class VectorStepper:
