@@ -87,7 +87,7 @@ def evaluate(
 class Run:
     """One training: the display while it runs, then what came out of it.
 
-    The clock starts when it is made, and stands when the training ends: evaluations on the way count, the last does not.
+    The clock runs from when it is made until the training ends: evaluations on the way count, the last does not.
     """
 
     def __init__(self, name: str, options: argparse.Namespace, target: float, curve_shows: str) -> None:

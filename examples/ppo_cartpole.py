@@ -3,8 +3,8 @@
     python examples/ppo_cartpole.py
     python examples/ppo_cartpole.py --seed 1 --plot ppo.png --json ppo.json
 
-Ends when 100 evaluation episodes have a mean return of 475. Proximal Policy Optimization Algorithms, Schulman et al.,
-2017. The settings are those that RL Baselines3 Zoo has for CartPole: small batches, many passes.
+The target is a mean return of 475 over 100 evaluation episodes. Proximal Policy Optimization Algorithms, Schulman et
+al., 2017. The settings are those that RL Baselines3 Zoo has for CartPole: small batches, many passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.distributions import Categorical
 from swath.collectors import MultiSyncCollector
 from swath.envs import GymEnv
 
-TARGET, STEPS_PER_EPISODE = 475, 500
+TARGET, ENOUGH = 475, 490  # the training ends when 100 evaluation episodes have this mean return
+STEPS_PER_EPISODE = 500
 FRAMES = 100_000
 NUM_ENVS, STEPS_PER_BATCH = 8, 32
 EPOCHS = 20  # each with the whole batch at once
@@ -126,7 +127,7 @@ def main() -> None:
             run.show(frames, returns.mean)
             if returns.mean > 0.9 * TARGET and frames >= next_look:
                 next_look = frames + 5_000
-                if evaluate(make_env, policy, STEPS_PER_EPISODE, STOPPING_SEED).mean() >= TARGET:
+                if evaluate(make_env, policy, STEPS_PER_EPISODE, STOPPING_SEED).mean() >= ENOUGH:
                     break
     run.finish(frames, lambda seed: evaluate(make_env, policy, STEPS_PER_EPISODE, seed))
 
