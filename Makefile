@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: setup demo test test-all test-torchrl test-distributed lint types bench docs clean help
+.PHONY: setup demo test test-all test-torchrl test-distributed lint types bench learn docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  as make test, with the tests that take minutes"
 	@echo "make test-torchrl  what needs TorchRL"
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
+	@echo "make learn   train all examples with three seeds, write docs/results.md"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
@@ -20,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (the first time this takes about two minutes)"
 	@$(PIP) torch
-	@$(PIP) -e ".[test,classic-control,ray,submitit]"
+	@$(PIP) -e ".[test,classic-control,ray,submitit,examples]"
 	@touch $@
 
 setup: $(VENV)/.installed
@@ -60,6 +61,10 @@ test-distributed: setup
 
 bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
+
+# One run after another: each is timed.
+learn: setup
+	$(BIN)/python examples/run_all.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-torchrl build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from common import STOPPING_SEED, Returns, Run, evaluate, read_options
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 
+from common import STOPPING_SEED, Returns, Run, evaluate, read_options
 from swath.collectors import MultiSyncCollector
 from swath.envs import GymEnv
 

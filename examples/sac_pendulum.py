@@ -13,11 +13,11 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from common import STOPPING_SEED, Run, evaluate, read_options
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from common import STOPPING_SEED, Run, evaluate, read_options
 from swath.collectors import AsyncCollector
 from swath.data import LazyTensorStorage, SamplesPerInsert, TensorDictReplayBuffer
 from swath.envs import ExplorationType, GymEnv, exploration_type
