@@ -26,12 +26,12 @@ from swath.envs import GymWrapper
 
 TARGET, ENOUGH = 450, 475  # the training ends when 100 evaluation episodes have this mean return
 STEPS_PER_EPISODE = 500
-FRAMES = 300_000
-NUM_ENVS, STEPS_PER_BATCH = 16, 64
-EPOCHS, MINIBATCHES = 8, 4
+FRAMES = 150_000
+NUM_ENVS, STEPS_PER_BATCH = 16, 32
+EPOCHS = 10  # each with the whole batch at once
 GAMMA, LAMBDA = 0.99, 0.95
-LEARNING_RATE, CLIP = 1e-3, 0.2
-VALUE_WEIGHT, ENTROPY_WEIGHT, MAX_GRAD_NORM = 0.5, 0.005, 0.5
+LEARNING_RATE, CLIP = 1e-3, 0.2  # the first falls to zero, in a straight line
+VALUE_WEIGHT, MAX_GRAD_NORM = 0.5, 0.5
 HIDDEN = 64
 
 
@@ -90,7 +90,9 @@ def advantages(pieces: TensorDictBase, network: Network) -> torch.Tensor:
     )
     next_value = network.critic(next_hidden).reshape(value.shape)
     goes_on = ~pieces["next", "terminated"].squeeze(-1)
-    error = pieces["next", "reward"].squeeze(-1) + GAMMA * next_value * goes_on - value
+    # So values are at most 1. The GRU is the actor's too, whose gradient would be lost beside that of larger ones.
+    reward = (1 - GAMMA) * pieces["next", "reward"].squeeze(-1)
+    error = reward + GAMMA * next_value * goes_on - value
     error = error * pieces["collector", "mask"]
     advantage = torch.empty_like(error)
     ahead = torch.zeros(len(error))
@@ -104,24 +106,19 @@ def learn(pieces: TensorDictBase, network: Network, optimizer: torch.optim.Optim
     mask = pieces["collector", "mask"]
     advantage = advantages(pieces, network)
     target = advantage + pieces["value"].squeeze(-1)
-    advantage = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
-    observation, action, old_log_prob = pieces["observation"], pieces["action"], pieces["action_log_prob"]
-    first_hidden = pieces["hidden"][:, 0]
+    advantage, target = advantage[mask], target[mask]
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    action, old_log_prob = pieces["action"][mask].unsqueeze(-1), pieces["action_log_prob"][mask]
     for _ in range(EPOCHS):
-        for some in torch.randperm(len(pieces)).chunk(MINIBATCHES):  # whole pieces, so that time is in order
-            real = mask[some]
-            features = network.features(observation[some], first_hidden[some])[real]
-            log_probs = network.actor(features).log_softmax(-1)
-            log_prob = log_probs.gather(-1, action[some][real].unsqueeze(-1)).squeeze(-1)
-            ratio = (log_prob - old_log_prob[some][real]).exp()
-            better = advantage[some][real]
-            gain = torch.min(ratio * better, ratio.clamp(1 - CLIP, 1 + CLIP) * better).mean()
-            entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-            value_loss = nn.functional.mse_loss(network.critic(features).squeeze(-1), target[some][real])
-            optimizer.zero_grad()
-            (VALUE_WEIGHT * value_loss - gain - ENTROPY_WEIGHT * entropy).backward()
-            nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
+        features = network.features(pieces["observation"], pieces["hidden"][:, 0])[mask]
+        log_prob = network.actor(features).log_softmax(-1).gather(-1, action).squeeze(-1)
+        ratio = (log_prob - old_log_prob).exp()
+        gain = torch.min(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
+        value_loss = nn.functional.mse_loss(network.critic(features).squeeze(-1), target)
+        optimizer.zero_grad()
+        (VALUE_WEIGHT * value_loss - gain).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
 
 
 def train(seed: int, total_frames: int) -> Iterator[tuple[int, ProbabilisticTensorDictSequential, TensorDictBase]]:
@@ -158,7 +155,7 @@ def main() -> None:
         for frames, policy, batch in train(options.seed, options.frames):
             returns.add(batch)
             run.show(frames, returns.mean)
-            if returns.mean > 0.8 * TARGET and frames >= next_look:
+            if returns.mean > 0.6 * TARGET and frames >= next_look:
                 next_look = frames + 5_000
                 if evaluate(make_env, policy, STEPS_PER_EPISODE, STOPPING_SEED).mean() >= ENOUGH:
                     break
