@@ -53,7 +53,10 @@ def sb3_progress(vec_env_name: str, seed: int, total_frames: int) -> Iterator[tu
 
     import ppo_cartpole as example
 
-    envs = getattr(vec_env, vec_env_name)([lambda: Monitor(gymnasium.make("CartPole-v1"))] * example.NUM_ENVS)
+    make_envs = [lambda: Monitor(gymnasium.make("CartPole-v1"))] * example.NUM_ENVS
+    # Forked as the example's workers are; its default would import everything again in each.
+    options = {"start_method": "fork"} if vec_env_name == "SubprocVecEnv" and sys.platform == "linux" else {}
+    envs = getattr(vec_env, vec_env_name)(make_envs, **options)
     model: Any = PPO(
         "MlpPolicy",
         envs,

@@ -95,7 +95,10 @@ class Run:
         self.curve: list[tuple[int, float, float]] = []  # frames, seconds, return
         self._started = time.perf_counter()
         columns = "{task.description}", BarColumn(20), "{task.completed:,.0f}/{task.total:,.0f} frames"
-        self._display = Progress(*columns, TextColumn("return {task.fields[latest]:.1f}"), TimeElapsedColumn())
+        latest = TextColumn("return {task.fields[latest]:.1f}")
+        # Drawn by show(), not by a thread: examples may fork.
+        self._display = Progress(*columns, latest, TimeElapsedColumn(), auto_refresh=False)
+        self._drawn_at = 0.0
         self._task = self._display.add_task(f"seed {options.seed}", total=options.frames, latest=float("nan"))
 
     def __enter__(self) -> Run:
@@ -107,9 +110,12 @@ class Run:
 
     def show(self, frames: int, latest: float) -> None:
         """How far it is, and how good; ``latest`` is nan as long as nobody knows."""
-        self._display.update(self._task, completed=frames, latest=latest)
+        now = time.perf_counter()
+        is_due = now - self._drawn_at > 0.1
+        self._drawn_at = now if is_due else self._drawn_at
+        self._display.update(self._task, completed=frames, latest=latest, refresh=is_due)
         if latest == latest:
-            self.curve.append((frames, round(time.perf_counter() - self._started, 3), round(latest, 2)))
+            self.curve.append((frames, round(now - self._started, 3), round(latest, 2)))
 
     def finish(self, frames: int, returns_of: Callable[[int], torch.Tensor]) -> dict[str, Any]:
         """Evaluate with other episodes than those that ended the training; print, write, draw."""

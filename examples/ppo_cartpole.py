@@ -9,6 +9,7 @@ al., 2017. The settings are those that RL Baselines3 Zoo has for CartPole: small
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -53,6 +54,18 @@ def make_policy(actor: nn.Module) -> ProbabilisticTensorDictSequential:
     )
 
 
+def as_one_tensor(*modules: nn.Module) -> torch.Tensor:
+    """Make all parameters, and their gradients, parts of one tensor: clipped and updated at once, not one by one."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    whole = torch.cat([parameter.detach().flatten() for parameter in parameters]).requires_grad_()
+    whole.grad = torch.zeros_like(whole)
+    start = 0
+    for parameter in parameters:
+        part = slice(start, start := start + parameter.numel())
+        parameter.data, parameter.grad = whole.data[part].view_as(parameter), whole.grad[part].view_as(parameter)
+    return whole
+
+
 @torch.no_grad()
 def advantages_and_targets(batch: TensorDictBase, critic: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantages of a batch ``[envs, time]``, and what the critic should have said.
@@ -75,35 +88,38 @@ def advantages_and_targets(batch: TensorDictBase, critic: nn.Module) -> tuple[to
 def learn(
     batch: TensorDictBase, actor: nn.Module, critic: nn.Module, optimizer: torch.optim.Optimizer, clip: float
 ) -> None:
-    """Plain tensors from here on: they are all that the inner loop needs."""
-    advantage, target = (x.flatten() for x in advantages_and_targets(batch, critic))
+    """Plain tensors ``[frames, 1]``, and whatever is the same in every pass before the first one."""
+    advantage, target = (x.reshape(-1, 1) for x in advantages_and_targets(batch, critic))
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    # What an action may gain is bounded from above only, so this is all that clipping the ratio comes to.
+    bound = advantage * (1 + clip * advantage.sign())
     observation, action = batch["observation"].flatten(0, 1), batch["action"].reshape(-1, 1)
     old_log_prob = batch["action_log_prob"].reshape(-1, 1)
-    advantage = advantage.unsqueeze(-1)
-    parameters = [*actor.parameters(), *critic.parameters()]
+    parameters = optimizer.param_groups[0]["params"]
     for _ in range(EPOCHS):
         log_prob = actor(observation).log_softmax(-1).gather(-1, action)
-        ratio = (log_prob - old_log_prob).exp()
-        gain = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
-        value_loss = nn.functional.mse_loss(critic(observation).squeeze(-1), target)
-        optimizer.zero_grad()
+        gain = torch.min((log_prob - old_log_prob).exp() * advantage, bound).mean()
+        value_loss = nn.functional.mse_loss(critic(observation), target)
+        optimizer.zero_grad(set_to_none=False)  # they are parts of one tensor, and stay so
         (VALUE_WEIGHT * value_loss - gain).backward()
         nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
         optimizer.step()
 
 
-def train(
-    seed: int, total_frames: int, num_envs: int = NUM_ENVS
-) -> Iterator[tuple[int, ProbabilisticTensorDictSequential, TensorDictBase]]:
+def train(seed: int, total_frames: int) -> Iterator[tuple[int, ProbabilisticTensorDictSequential, TensorDictBase]]:
     """Yields after each batch: the frames so far, the policy as it is now, and the batch."""
     torch.manual_seed(seed)
     actor, critic = make_network(2, gain=0.01), make_network(1, gain=1.0)
     policy = make_policy(actor)
-    parameters = [*actor.parameters(), *critic.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam([as_one_tensor(actor, critic)], lr=LEARNING_RATE, eps=1e-5, fused=True)
     collector = MultiSyncCollector(
-        [make_env] * num_envs, policy, frames_per_batch=num_envs * STEPS_PER_BATCH, total_frames=total_frames
+        [make_env] * NUM_ENVS,
+        policy,
+        frames_per_batch=NUM_ENVS * STEPS_PER_BATCH,
+        total_frames=total_frames,
+        # A copy of this program starts at once, and is safe as long as there are no other threads. The default waits
+        # seconds for a server that imports torch; it is safe always, and wherever fork is not.
+        mp_start_method="fork" if sys.platform == "linux" else None,
     )
     collector.set_seed(seed)
     frames = 0
