@@ -104,7 +104,7 @@ def learn(
 
 
 def train(seed: int, total_frames: int) -> Iterator[tuple[int, nn.Module]]:
-    """Yields every 2,000 frames: the frames so far, and the network."""
+    """Yields every 2,000 frames, and at the end: the frames so far, and the network."""
     torch.manual_seed(seed)
     network = make_network()
     target_network = copy.deepcopy(network)
@@ -124,12 +124,13 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, nn.Module]]:
     next_yield = FIRST_FRAMES
     with collector:
         collector.start()
-        for update in range((total_frames - FIRST_FRAMES) // FRAMES_PER_UPDATE):
+        num_updates = (total_frames - FIRST_FRAMES) // FRAMES_PER_UPDATE
+        for update in range(num_updates):
             learn(buffer, network, target_network, optimizer)
             if update % UPDATES_PER_SYNC == 0:
                 explorer.anneal(buffer.write_count)
                 collector.update_policy_weights_()
-            if buffer.write_count >= next_yield:
+            if buffer.write_count >= next_yield or update == num_updates - 1:
                 next_yield += FRAMES_PER_EVALUATION
                 with collector.pause():
                     yield buffer.write_count, network

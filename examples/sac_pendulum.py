@@ -124,7 +124,7 @@ class Learner:
 
 
 def train(seed: int, total_frames: int) -> Iterator[tuple[int, TensorDictModule]]:
-    """Yields every 1,000 frames: the frames so far, and the policy."""
+    """Yields every 1,000 frames, and at the end: the frames so far, and the policy."""
     torch.manual_seed(seed)
     learner = Learner()
     policy = TensorDictModule(learner.actor, in_keys=["observation"], out_keys=["action"])
@@ -144,13 +144,13 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, TensorDictModule]
     )
     collector.set_seed(seed)
     collector.start()
-    next_yield = FRAMES_PER_EVALUATION
+    next_yield, num_updates = FRAMES_PER_EVALUATION, (total_frames - RANDOM_FRAMES) // FRAMES_PER_UPDATE
     try:
-        for update in range((total_frames - RANDOM_FRAMES) // FRAMES_PER_UPDATE):
+        for update in range(num_updates):
             learner.learn(buffer.sample())  # waits for frames, if the learner is ahead
             if update % UPDATES_PER_SYNC == 0:
                 collector.update_policy_weights_()
-            if buffer.write_count >= next_yield:
+            if buffer.write_count >= next_yield or update == num_updates - 1:
                 next_yield += FRAMES_PER_EVALUATION
                 with collector.pause():
                     yield buffer.write_count, policy
