@@ -3,7 +3,7 @@
     .venv/bin/python ppo_wall_clock.py
     .venv/bin/python ppo_wall_clock.py --seeds 0 --frames 20000
 
-Both have the same networks, first weights (orthogonal), envs, batches, passes, learning rate, clipping, discount and
+Both have the same networks (orthogonal first weights), envs, batches, passes, learning rate, clipping, discount and
 limit of gradients, all read from the example; one thread of torch. Both measure the same thing the same way: the mean
 return of the last 100 training episodes, after every batch. Each run is a program of its own; its clock starts
 when imports are over, so the start of workers is in it. Contenders take turns.
