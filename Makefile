@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: setup demo test test-all test-torchrl test-envs test-distributed lint types bench docs clean help
+.PHONY: setup demo test test-all test-torchrl test-envs test-distributed lint types bench learn docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-envs  what needs EnvPool, ale-py, MuJoCo, dm_control or PettingZoo"
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
 	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
+	@echo "make learn   train all examples with three seeds, write docs/results.md"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
@@ -22,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (the first time this takes about two minutes)"
 	@$(PIP) torch
-	@$(PIP) -e ".[test,classic-control,ray,submitit]"
+	@$(PIP) -e ".[test,classic-control,ray,submitit,examples]"
 	@touch $@
 
 setup: $(VENV)/.installed
@@ -86,6 +87,10 @@ docs: $(DOCS)/.installed
 
 bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
+
+# One run after another: each is timed.
+learn: setup
+	$(BIN)/python examples/run_all.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-docs $(VENV)-envs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis MUJOCO_LOG.TXT

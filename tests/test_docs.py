@@ -68,4 +68,5 @@ def test_pictures_are_as_they_are_drawn(tmp_path: Path) -> None:
     folder = ROOT / "docs" / "pictures"
     subprocess.run([sys.executable, folder / "draw.py", tmp_path], check=True, timeout=60)
     drawn = {picture.name: picture.read_text() for picture in tmp_path.glob("*.svg")}
-    assert drawn == {picture.name: picture.read_text() for picture in folder.glob("*.svg")}
+    there = [picture for picture in folder.glob("*.svg") if not picture.name.startswith("learning-")]  # see make learn
+    assert drawn == {picture.name: picture.read_text() for picture in there}

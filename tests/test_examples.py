@@ -1,12 +1,18 @@
-"""Examples: the one argument that says where rollouts run makes no difference to whether the policy learns."""
+"""Examples: they learn, and the one argument that says where rollouts run makes no difference to it."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+import torch
 
 from leaks import no_leaks  # noqa: F401
 
@@ -31,3 +37,90 @@ def load(name: str) -> Any:
 def test_one_argument(backend: str) -> None:
     """A policy that has learned nothing gets about 22."""
     assert load("one_argument").train(backend, total_frames=24_000) > 60
+
+
+ON_RAY = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "seed", "at_least"),
+    [
+        # A policy that has learned nothing gets 22 in CartPole (9 if it always says the same), -1,200 in Pendulum.
+        ("ppo_cartpole", 6_144, 0, 60),
+        ("dqn_cartpole", 4_000, 0, 60),
+        ("sac_pendulum", 2_600, 0, -900),
+        ("recurrent_ppo_masked_cartpole", 12_288, 0, 60),
+        ("ppo_async_batched", 10_240, 0, 60),
+        pytest.param("ppo_ray", 16_384, 0, 60, marks=ON_RAY),
+    ],
+)
+def test_an_example_runs_and_says_what_it_learned(
+    tmp_path: Path, name: str, frames: int, seed: int, at_least: float
+) -> None:
+    result = run(tmp_path, name, "--frames", str(frames), "--seed", str(seed))
+    assert result["seed"] == seed
+    assert result["episodes"] == 100
+    assert 0 < result["frames"] <= frames
+    assert result["mean_return"] > at_least
+    assert result["reached"] == (result["mean_return"] >= result["target"])
+    frames_of_curve, seconds, _ = zip(*result["curve"], strict=True)
+    assert list(frames_of_curve) == sorted(frames_of_curve)
+    assert frames_of_curve[-1] == result["frames"]
+    assert list(seconds) == sorted(seconds)
+
+
+def run(folder: Path, name: str, *arguments: str) -> dict[str, Any]:
+    """As its user does."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments, "--json", str(folder / "result.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / "result.json").read_text())
+    assert f"{result['mean_return']:.1f}" in done.stdout
+    return result
+
+
+def test_evaluation_counts_the_first_episode_of_each_env() -> None:
+    """A pole that is always pushed to the same side falls within a dozen steps."""
+    common, cartpole = load("common"), load("ppo_cartpole")
+    returns = common.evaluate(cartpole.make_env, lambda observation: torch.zeros(5, dtype=torch.int64), 500, 3, 5)
+    assert returns.shape == (5,)
+    assert set(returns.tolist()) <= set(range(7, 13))  # and 500 steps hold dozens of such episodes
+
+
+def test_returns_are_put_together_over_batches() -> None:
+    from swath.collectors import Collector
+    from swath.envs import SerialEnv
+
+    returns = load("common").Returns(last=1_000)
+    with Collector(SerialEnv(3, lambda: gymnasium.make("CartPole-v1")), frames_per_batch=21) as collector:
+        lengths = [0, 0, 0]
+        expected = []
+        for number, batch in enumerate(collector):
+            returns.add(batch)
+            for t in range(batch.shape[1]):
+                for env in range(3):
+                    lengths[env] += 1
+                    if batch["next", "done"][env, t]:
+                        expected.append(lengths[env])
+                        lengths[env] = 0
+            if number == 40:
+                break
+    assert sorted(returns.last) == sorted(expected)
+    assert returns.count == len(expected) > 20
+
+
+def test_the_page_of_results_has_every_result_and_nothing_else(tmp_path: Path) -> None:
+    of_seeds = [
+        {"seed": seed, "frames": 12_345, "seconds": 6.7, "mean_return": mean, "std_return": 1.25, "target": 475.0,
+         "reached": mean >= 475, "example": "PPO", "curve_shows": "return", "curve": [(1, 0.1, 9.0), (2, 0.2, mean)]}
+        for seed, mean in ((0, 499.5), (1, 300.0))
+    ]  # fmt: skip
+    for result in of_seeds:
+        (tmp_path / f"ppo_cartpole-{result['seed']}.json").write_text(json.dumps(result))
+    load("run_all").report(tmp_path, tmp_path)
+    rows = re.findall(r"^\| ppo_cartpole .*$", (tmp_path / "results.md").read_text(), re.MULTILINE)
+    assert len(rows) == 2
+    assert "12,345" in rows[0]
+    assert "499.5 ± 1.2" in rows[0]
+    assert "missed" in rows[1]
+    assert "missed" not in rows[0]
