@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +26,10 @@ def read_options(description: str | None, frames: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=frames, help="the most to train on; it ends at the target")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the learning curve (.png, .svg, .pdf)")
+    drawing = Path("runs") / f"{Path(sys.argv[0]).stem}.png"
+    parser.add_argument(
+        "--plot", type=Path, default=drawing, metavar="FILE", help=f"draw the learning curve here (default: {drawing})"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
     return parser.parse_args()
 
@@ -142,8 +146,7 @@ class Run:
         if self.options.json:
             self.options.json.parent.mkdir(parents=True, exist_ok=True)
             self.options.json.write_text(json.dumps(result) + "\n")
-        if self.options.plot:
-            plot([result], self.options.plot)
+        plot([result], self.options.plot)
         return result
 
 
@@ -164,3 +167,4 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
     axes.legend()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
+    print(f"its curve: {file}")

@@ -42,6 +42,7 @@ def test_one_argument(backend: str) -> None:
 ON_RAY = [pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "frames", "seed", "at_least"),
     [
@@ -71,11 +72,13 @@ def test_an_example_runs_and_says_what_it_learned(
 
 def run(folder: Path, name: str, *arguments: str) -> dict[str, Any]:
     """As its user does."""
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments, "--json", str(folder / "result.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    files = ["--json", str(folder / "result.json"), "--plot", str(folder / "curve.png")]
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments, *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     result = json.loads((folder / "result.json").read_text())
     assert f"{result['mean_return']:.1f}" in done.stdout
+    assert (folder / "curve.png").stat().st_size > 1_000
     return result
 
 
