@@ -172,7 +172,7 @@ def conclusions(runs: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--frames", type=int, default=102_400, help="of every run; schedules are spread over them")
+    parser.add_argument("--frames", type=int, default=122_880, help="of every run; schedules are spread over them")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--json", type=Path, default=HERE / "results" / "ppo-wall-clock.json")
     parser.add_argument("--child", choices=CONTENDERS, help=argparse.SUPPRESS)

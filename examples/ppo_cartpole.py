@@ -4,7 +4,8 @@
     python examples/ppo_cartpole.py --seed 1 --plot ppo.png --json ppo.json
 
 The target is a mean return of 475 over 100 evaluation episodes. Proximal Policy Optimization Algorithms, Schulman et
-al., 2017. The settings are those that RL Baselines3 Zoo has for CartPole: small batches, many passes.
+al., 2017. The settings are those that RL Baselines3 Zoo has for CartPole, but for 10 passes over a batch
+instead of 20.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from swath.envs import GymEnv
 
 TARGET, ENOUGH = 475, 490  # the training ends when 100 evaluation episodes have this mean return
 STEPS_PER_EPISODE = 500
-FRAMES = 100_000
+FRAMES = 120_000
 NUM_ENVS, STEPS_PER_BATCH = 8, 32
-EPOCHS = 20  # each with the whole batch at once
+EPOCHS = 10  # each with the whole batch at once
 GAMMA, LAMBDA = 0.98, 0.8
 LEARNING_RATE, CLIP = 1e-3, 0.2  # both fall to zero, in a straight line
 VALUE_WEIGHT, MAX_GRAD_NORM = 0.5, 0.5

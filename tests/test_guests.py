@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 from leaks import no_leaks  # noqa: F401
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
@@ -148,6 +151,91 @@ def test_serial_env_of_guests() -> None:
         check(batch[env], 10, with_objects=False)
 
 
+def test_split_trajectories_have_nothing_where_they_are_padded() -> None:
+    collector = Collector(Team, act, frames_per_batch=12, total_frames=120, split_trajs=True)
+    for batch in collector:
+        mask = batch["collector", "mask"]
+        for row, of_row in zip(batch, mask, strict=True):
+            words = [step["word"] for step in row]
+            counts = [int(step["agents"][0]["observation"][0]) for step in row]
+            expected = [f"count {count}" if there else None for count, there in zip(counts, of_row, strict=True)]
+            assert words == expected
+        assert len(collector.env.objects.kept) <= 4
+
+
+class Suicidal(Team):
+    """Kills its process, once, at its tenth step; so large that a batch is written in pieces."""
+
+    def __init__(self, witness: str) -> None:
+        super().__init__()
+        self.witness = Path(witness)
+        self.steps = 0
+
+    def _data(self, *, is_step: bool) -> TensorDict:
+        return super()._data(is_step=is_step).set("large", torch.zeros(1_000_000))
+
+    def step_and_maybe_reset(self, tensordict: TensorDict) -> Any:
+        self.steps += 1
+        if self.steps == 10 and not self.witness.exists():
+            self.witness.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step_and_maybe_reset(tensordict)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_objects_of_a_worker_that_was_killed_are_not_mixed_up(kind: Any, tmp_path: Path) -> None:
+    witness = str(tmp_path / "witness")
+    collector = kind(
+        [lambda: Suicidal(witness)], act, frames_per_batch=15, total_frames=15, restart_workers=1, num_workers=1
+    )
+    (batch,) = collector
+    assert Path(witness).exists()
+    for step in batch[0] if kind is MultiSyncCollector else batch:
+        count = int(step["agents"][0]["observation"][0])
+        assert step["word"] == f"count {count}"
+        assert step["growing"].tolist() == list(range(count + 1))
+
+
+class Attentive(Team):
+    """Has an input besides the action, and rewards what it finds in its TensorDict."""
+
+    def __init__(self) -> None:
+        super().__init__(with_objects=False)
+
+    def _data(self, *, is_step: bool) -> TensorDict:
+        data = super()._data(is_step=is_step)
+        return data if is_step else data.set("goal", torch.zeros(1))
+
+    def step_and_maybe_reset(self, tensordict: TensorDict) -> Any:
+        goal, note = tensordict["goal"], tensordict["note"]
+        stepped, root = super().step_and_maybe_reset(tensordict)
+        for agent in stepped["next", "agents"].tensordicts:
+            agent["reward"] = goal * 100 + note
+        return stepped, root
+
+
+def test_an_env_and_a_policy_see_what_the_policy_wrote() -> None:
+    def policy(tensordict: TensorDict) -> TensorDict:
+        before = tensordict.get("note", torch.zeros(1))  # its own, of the step before
+        tensordict["note"] = before + 1
+        tensordict["goal"] = before + 5
+        return tensordict.set("action", before)
+
+    (batch,) = Collector(Attentive, policy, frames_per_batch=12, total_frames=12)
+    steps = torch.arange(12.0)
+    torch.testing.assert_close(batch["note"].reshape(-1), steps + 1)
+    torch.testing.assert_close(batch["goal"].reshape(-1), steps + 5)
+    rewards = batch["next", "agents"][..., 0]["reward"].reshape(-1)
+    torch.testing.assert_close(rewards, (steps + 5) * 100 + steps + 1)
+    assert "goal" not in batch["next"].keys()  # noqa: SIM118
+
+
+def test_set_truncated_of_groups() -> None:
+    with pytest.raises(RuntimeError, match="set_truncated needs an env with a truncated key"):
+        Collector(only_tensors, act, frames_per_batch=4, set_truncated=True)
+
+
 def test_random_actions_and_attributes() -> None:
     collector = Collector(Team, frames_per_batch=10, total_frames=10, init_random_frames=5)
     assert isinstance(collector.env, GuestEnv)
@@ -177,6 +265,13 @@ def test_a_random_policy_of_one_env_serves_several_in_a_worker(kind: Any) -> Non
     assert bool((batch["action"].sum(-1) == 1).all())
     with pytest.raises(PolicyError, match="a random policy's spec for 'action' has shape"):
         Collector(SerialEnv(2, lambda: GymEnv("CartPole-v1")), RandomPolicy(Unbounded((3,))), frames_per_batch=4)
+
+
+def test_one_object_for_a_batch_of_envs() -> None:
+    data = TensorDict(word=NonTensorData("two words", batch_size=[2]), x=torch.zeros(2), batch_size=[2])
+    structure, objects = Structure.of(data), Objects()
+    flat = structure.flatten(data, objects)
+    assert [objects.kept[number] for number in flat["word",].tolist()] == ["two words"] * 2
 
 
 def test_structure_there_and_back() -> None:

@@ -294,6 +294,47 @@ def test_step_counts_reach_the_workers() -> None:
     collector.shutdown()
 
 
+def test_a_primer_keeps_its_value_while_actions_are_random() -> None:
+    spec = lambda: envs().TensorDictPrimer(h=__import__("torchrl.data").data.Unbounded(shape=(1,)), default_value=3.0)  # noqa: E731
+
+    def make() -> Any:
+        return seeded(envs().TransformedEnv(envs().GymEnv("CartPole-v1"), envs().Compose(envs().InitTracker(), spec())))
+
+    def policy(tensordict: Any) -> Any:
+        tensordict["next", "h"] = tensordict["h"] + 1
+        return tensordict.set("action", one_hot(torch.tensor([1.0, 0.0])))
+
+    (batch,) = run(Collector, make, policy, frames=12, batches=1, init_random_frames=4)
+    state = batch["h"].reshape(-1).tolist()
+    assert state[:5] == [3.0] * 5
+    is_new = batch["is_init"].reshape(-1).tolist()
+    for t in range(5, 12):
+        assert state[t] == (3.0 if is_new[t] else state[t - 1] + 1)
+
+
+@pytest.mark.parametrize("name", ["VecNorm", "VecNormV2"])
+def test_a_saved_state_stays_as_it_was(name: str) -> None:
+    collector = Collector(transformed((name, {"in_keys": ["observation"]}))(), fixed_policy(), frames_per_batch=20)
+    next(iter(collector))
+    state = collector.state_dict()["env_state_dict"]
+    before = {key: value.clone() for key, value in leaves(state).items()}
+    assert before
+    next(iter(collector))
+    assert all(torch.equal(before[key], value) for key, value in leaves(state).items())
+    assert any(
+        not torch.equal(before[key], value) for key, value in leaves(collector.state_dict()["env_state_dict"]).items()
+    )
+    collector.shutdown()
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return {path: tree}
+    if hasattr(tree, "items"):
+        return {k: v for name, value in tree.items() for k, v in leaves(value, f"{path}.{name}").items()}
+    return {}
+
+
 def test_its_random_policy() -> None:
     env = envs().GymEnv("CartPole-v1")
     (ours, *_) = run(

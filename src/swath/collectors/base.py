@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Self
@@ -24,7 +24,7 @@ from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError
 from swath.rollout.exploration import end_scopes, open_scopes
-from swath.rollout.layout import show
+from swath.rollout.layout import Key, leaves_of, show
 from swath.rollout.structure import Structure
 
 
@@ -104,6 +104,11 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)  # type: ignore[arg-type]
 
 
+def truncated_keys(fields: Iterable[tuple[Key, Any]]) -> list[Key]:
+    """The flags, of whichever groups there are, that say that an episode was cut."""
+    return [key for key, _ in fields if key[0] == "next" and key[-1] == "truncated"]
+
+
 @dataclass(frozen=True)
 class Postprocessing:
     """What happens to a batch between the rollout and the consumer."""
@@ -125,8 +130,9 @@ class Postprocessing:
             is_last[..., -1] = True
             if mask is not None:
                 is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
-            for flag in ("truncated", "done"):
-                batch.get(("next", flag))[is_last] = True
+            for key in truncated_keys(leaves_of(batch)):
+                for flag in (key, (*key[:-1], "done")):
+                    batch.get(flag)[is_last] = True
         return batch
 
     def apply(
@@ -202,11 +208,11 @@ class BaseCollector(IterableDataset):
         """What is in the last batch by number: whatever is no tensor of a fixed shape."""
         return {}
 
-    def _restore(self, batch: TensorDictBase) -> TensorDictBase:
+    def _restore(self, batch: TensorDictBase, objects: Mapping[int, Any]) -> TensorDictBase:
         """A batch in the form that the env's own TensorDicts have."""
         if self._structure is None or isinstance(self._sink, BufferSink):  # which stores flat leaves
             return batch
-        return self._structure.restore(batch, self._objects(batch))
+        return self._structure.restore(batch, objects)
 
     def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
         """A batch as each env, or batch of envs, made it; for buffers that are not swath's."""
@@ -292,7 +298,8 @@ class BaseCollector(IterableDataset):
                 post.pre_collect_hook()
             batch = raw = self._gather()
             if batch is not None:
-                batch = post.apply(batch, self._restore)
+                objects = self._objects(batch)  # before it is split and padded
+                batch = post.apply(batch, lambda whole: self._restore(whole, objects))
                 if post.post_collect_hook is not None:
                     post.post_collect_hook(batch)
                 if self.replay_buffer is not None:
@@ -332,7 +339,7 @@ class BaseCollector(IterableDataset):
         """``raw`` is the batch, if it was whole and what came after it failed."""
         try:
             left_over = self._salvage() if raw is None else raw
-            self.partial_batch = None if left_over is None else self._restore(left_over)
+            self.partial_batch = None if left_over is None else self._restore(left_over, self._objects(left_over))
         except Exception:  # what failed first is what the user must see
             self.partial_batch = None
         left = 0 if self.partial_batch is None else self.partial_batch.batch_size.numel()

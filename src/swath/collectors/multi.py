@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import make_assembler, refuse_unknown
-from swath.collectors.base import BaseCollector, Budget, Postprocessing
+from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncated_keys
 from swath.collectors.crew import Crew, check_counts, resolve_members, spread
 from swath.collectors.devices import DeviceLike
 from swath.collectors.free_run import FreeRun, can_run_free
@@ -255,7 +255,7 @@ class MultiCollector(BaseCollector):
             self._description = self._agree()
             self._structure = self._description.structure
             budget = self._set_up(total_frames)
-            if set_truncated and ("next", "truncated") not in {f.key for f in self._description.fields}:
+            if set_truncated and not truncated_keys((f.key, f) for f in self._description.fields):
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
             post = Postprocessing(
                 postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
@@ -436,6 +436,11 @@ class MultiCollector(BaseCollector):
     ) -> Order:
         self._num_orders += 1
         return Order(self._num_orders, block.number, steps, members, first_step, random_frames)
+
+    def _committed(self, member: Member) -> int:
+        """How many steps of its batch a worker that is gone has left in their final place."""
+        lost = self._structure is not None and self._structure.has_objects  # with the worker, what they refer to
+        return 0 if lost else member.page.integer("committed")
 
     #: What goes with the batch that was delivered last.
     _delivered_objects: Mapping[int, Any] = {}

@@ -230,7 +230,7 @@ class MultiAsyncCollector(MultiCollector):
     def _resume(self, member: Member) -> None:
         """A worker was started again: it goes on with what its predecessor had not completed."""
         pending = self._pending[member.number]
-        kept = member.page.integer("committed")
+        kept = self._committed(member)
         layout = self._layouts[member.number]
         rows = layout.num_envs
         for old in list(pending.values()):

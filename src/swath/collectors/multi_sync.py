@@ -216,7 +216,7 @@ class MultiSyncCollector(MultiCollector):
         old = batch.orders[member.number]
         own = member.blueprint.members
         length = batch.steps[own.start]
-        kept = min(member.page.integer("committed"), length - 1)
+        kept = min(self._committed(member), length - 1)
         own_rows = len(own) * self._layout.envs_per_member
         spent = min(old.random_frames, (kept - old.first_step) * own_rows)
         self._random_frames_left -= spent

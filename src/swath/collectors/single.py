@@ -22,7 +22,7 @@ from swath.collectors.arguments import (
     refuse_unknown,
 )
 from swath.collectors.backends import is_asked_for, make_collector
-from swath.collectors.base import BaseCollector, Budget, Postprocessing
+from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncated_keys
 from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
@@ -228,8 +228,6 @@ class Collector(BaseCollector):
             env = env.to(devices.env)
         if stamps.step_count:
             prepare_for_limit(env)
-        if postprocessing.set_truncated and "truncated" not in env.done_keys:
-            raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         self.env = env
         #: Envs in processes of their own need the cores more than torch does, whose idle threads spin.
         self._num_threads = threads_left(getattr(env, "num_busy_processes", 0))
@@ -243,6 +241,8 @@ class Collector(BaseCollector):
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
         self._structure = env.row_layout().structure
+        if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in self.fields):
+            raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         super().__init__(budget, postprocessing, assembler, replay_buffer, extend_buffer)
         if assembler is not None:
             assembler.fragments = self._rollout.boundaries.fragments
@@ -359,15 +359,15 @@ class Collector(BaseCollector):
     def rollout(self) -> TensorDictBase:
         """One batch that is not counted, nor postprocessed."""
         self._require_still("rollout")
-        return self._restore(self.flat_rollout())
+        batch = self.flat_rollout()
+        return self._restore(batch, self._objects(batch))
 
     def flat_rollout(self) -> TensorDictBase:
         """For a worker: a batch of the fields that go through shared memory."""
         return self._collect_batch(self._budget.steps_per_batch, None)
 
     def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
-        assert self._structure is not None
-        if not self._structure.has_objects or not batch.numel():
+        if self._structure is None or not self._structure.has_objects or not batch.numel():
             return {}
         return self._structure.objects_of(dict(leaves_of(batch)), self.env.objects)
 
@@ -539,7 +539,7 @@ class Collector(BaseCollector):
 
     def fake_tensordict(self) -> TensorDictBase:
         """Zeros with every key, shape and dtype of a batch."""
-        return self._restore(self._rollout.blank_batch(self._budget.steps_per_batch))
+        return self._restore(self._rollout.blank_batch(self._budget.steps_per_batch), {})
 
     def enable_profile(self, **config: Any) -> None:
         """Profile the first rollouts with torch's profiler; see ``ProfileConfig`` for the arguments."""

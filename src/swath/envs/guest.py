@@ -6,6 +6,7 @@ itself. What it gives is copied into the rows of a strip, key by key.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorDictBase
 
-from swath.envs.base import FLAGS, EnvBase
+from swath.envs.base import EnvBase
 from swath.envs.specs import Categorical, Composite, OneHot, Spec, Unbounded
 from swath.errors import EnvDataError, EnvError
 from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
@@ -43,13 +44,12 @@ def is_guest(env: Any) -> bool:
 class GuestSpec(Spec):
     """A leaf of the guest's action spec, which draws by itself."""
 
-    def __init__(self, whole: Any, field: Field, structure: Structure, lead: int) -> None:
-        batch_size = whole.rand().batch_size[:lead]
+    def __init__(self, whole: Any, field: Field, structure: Structure, batch_size: torch.Size) -> None:
         super().__init__((*batch_size, *field.shape), field.dtype, field.device)
         self._whole = whole
         self._key = field.key
         self._structure = structure
-        self._lead = lead
+        self._lead = len(batch_size)
         self._own_shape = self.shape
 
     def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
@@ -67,11 +67,9 @@ class _Keys:
     carried: tuple[Field, ...]
     actions: tuple[Field, ...]
     outcomes: tuple[Field, ...]
-    #: done, terminated and truncated, where they are all there is, and one of each.
-    flags: tuple[str, ...]
-    #: The flags of other envs, which are carried.
-    group_flags: frozenset[Key]
-    #: All that end an episode, as the guest calls them.
+    #: Those of the carried keys that say that something is over.
+    flags: frozenset[Key]
+    #: Those that end an episode, as the guest calls them: its own where it has such, else those of any group of agents.
     ends: tuple[Key, ...]
     #: Carried keys that a step does not give.
     root_only: frozenset[Key]
@@ -80,7 +78,7 @@ class _Keys:
     def of(cls, guest: Any) -> _Keys:
         lead = len(guest.batch_size)
         fake = guest.fake_tensordict()
-        structure = Structure.of(fake.exclude("next"), _ragged_keys(guest))
+        structure = Structure.of(fake, _ragged_keys(guest))
         root = structure.flatten(fake.exclude("next"), Objects(), lead)
         after = structure.flatten(fake.get("next"), Objects(), lead)
         action_keys, done_keys = (set(map(as_key, keys)) for keys in (guest.action_keys, guest.done_keys))
@@ -88,40 +86,32 @@ class _Keys:
         def is_one_of(key: Key, keys: set[Key]) -> bool:
             return _without_numbers(key, structure) in keys
 
-        flags = tuple(flag for flag in FLAGS if (flag,) in done_keys)
-        are_ours = {("done",), ("terminated",)} <= done_keys <= {(flag,) for flag in FLAGS}
-        if not are_ours or any(root[flag,].shape[lead:] != (1,) for flag in flags):
-            flags = ()
-
         def fields(leaves: Mapping[Key, torch.Tensor], wanted: Callable[[Key], bool]) -> tuple[Field, ...]:
             device = guest.device or CPU
             return tuple(
-                Field(key, leaf.shape[lead:], leaf.dtype, device)
-                for key, leaf in leaves.items()
-                if wanted(key) and key not in {(flag,) for flag in flags}
+                Field(key, leaf.shape[lead:], leaf.dtype, device) for key, leaf in leaves.items() if wanted(key)
             )
 
         carried = fields(root, lambda key: not is_one_of(key, action_keys))
-        group_flags = frozenset(field.key for field in carried if is_one_of(field.key, done_keys))
+        own_flags = [key for key in done_keys if len(key) == 1]
         return cls(
             structure=structure,
             carried=carried,
             actions=fields(root, lambda key: is_one_of(key, action_keys)),
             outcomes=fields(after, lambda key: key not in root),
-            flags=flags,
-            group_flags=group_flags,
-            ends=tuple(sorted(done_keys)) if group_flags else (("done",),),
+            flags=frozenset(field.key for field in carried if is_one_of(field.key, done_keys)),
+            ends=tuple(sorted(own_flags or done_keys)),
             root_only=frozenset(field.key for field in carried if field.key not in after),
         )
 
 
-def _action_spec(whole: Any, field: Field, structure: Structure, lead: int) -> Spec:
+def _action_spec(whole: Any, field: Field, structure: Structure, batch_size: torch.Size) -> Spec:
     """One of ours where there is one like it, which knows masks; else the guest's own."""
     leaf = None if structure.stacks else whole[field.key]
     kind = {"OneHot": OneHot, "Categorical": Categorical}.get(type(leaf).__name__)
     if leaf is not None and kind is not None and getattr(leaf, "n", 0) > 0:
         return kind(int(leaf.n), leaf.shape, leaf.dtype)
-    return GuestSpec(whole, field, structure, lead)
+    return GuestSpec(whole, field, structure, batch_size)
 
 
 class GuestEnv(EnvBase):
@@ -144,7 +134,7 @@ class GuestEnv(EnvBase):
     def read_specs(self) -> None:
         """Learn the guest's keys; again, after it got another transform."""
         self.keys = keys = _Keys.of(self.guest)
-        lead, action_spec = len(self.batch_size), self.guest.full_action_spec
+        action_spec = self.guest.full_action_spec
 
         def composite(leaves: Iterable[tuple[Any, Spec]]) -> Composite:
             return Composite(dict(leaves), shape=self.batch_size, device=self.device)
@@ -156,9 +146,11 @@ class GuestEnv(EnvBase):
         self._full_specs = {
             "observation": any_value(keys.carried),
             "state": composite(()),
-            "action": composite((f.key, _action_spec(action_spec, f, keys.structure, lead)) for f in keys.actions),
+            "action": composite(
+                (f.key, _action_spec(action_spec, f, keys.structure, self.batch_size)) for f in keys.actions
+            ),
             "reward": any_value(keys.outcomes),
-            "done": composite(((flag,), self._flag_spec()) for flag in keys.flags),
+            "done": composite(()),  # flags are data like any other
         }
 
     def row_layout(self) -> Layout:
@@ -168,11 +160,10 @@ class GuestEnv(EnvBase):
             carried=keys.carried,
             outputs=keys.actions,
             outcomes=keys.outcomes,
-            has_truncated="truncated" in keys.flags,
-            has_flags=bool(keys.flags),
+            has_flags=False,
             root_only=keys.root_only,
-            always_next=keys.group_flags,
-            primable=frozenset(field.key for field in keys.carried) - keys.group_flags,
+            always_next=keys.flags,
+            primable=frozenset(field.key for field in keys.carried) - keys.flags,
             structure=None if keys.structure.is_plain else keys.structure,
         )
 
@@ -229,10 +220,10 @@ class GuestEnv(EnvBase):
             return self.guest.set_seed(seed, static_seed=static_seed)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.guest.state_dict())
+        return copy.deepcopy(dict(self.guest.state_dict()))  # statistics go on changing
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        self.guest.load_state_dict(state_dict, strict=strict)
+        self.guest.load_state_dict(copy.deepcopy(dict(state_dict)), strict=strict)
 
     def to(self, device: torch.device | str) -> Self:
         self.guest = self.guest.to(device)
@@ -273,7 +264,9 @@ class GuestStepper:
         self._num_envs = strip.num_envs
         own = {field.key for field in env.keys.carried}
         self._carried = [(key, column) for key, column in strip.carried.items() if key in own]
-        self._actions = [(as_key(key), strip.outputs[as_key(key)]) for key in env.action_keys]
+        # All that the policy writes: transforms may read more than the action.
+        self._outputs = list(strip.outputs.items())
+        self._overridden = [(key, strip.carried[key]) for key in strip.layout.overridden if key in own]
         self._primed = [(("next", *key), strip.carried[key]) for key in strip.layout.primed if key in own]
         self._root_only = env.keys.root_only
         self._structure = env.keys.structure
@@ -323,7 +316,7 @@ class GuestStepper:
         if env_ids is not None and len(env_ids) < self._num_envs:
             raise EnvError(f"{env} is stepped as a whole; {len(env_ids)} of its {self._num_envs} envs were to step")
         root: Any = env.root
-        self._write_actions(root, t)
+        self._write_outputs(root, t)
         for key, column in self._primed:
             root.set(key, column.rows[t + 1].clone())
         stepped, env.root = env.guest.step_and_maybe_reset(root)
@@ -339,15 +332,16 @@ class GuestStepper:
             column.rows[t].copy_(value_of(key))
         return self._ended(after, t)
 
-    def _write_actions(self, root: TensorDictBase, t: int) -> None:
+    def _write_outputs(self, root: TensorDictBase, t: int) -> None:
         # Copies: an env may keep what it is given, or change it.
+        written = [*self._outputs, *self._overridden]
         if self._is_plain:
-            for key, column in self._actions:
+            for key, column in written:
                 root.set(key, column.rows[t].clone())
             return
         env = self._env
-        actions = {key: column.rows[t].clone() for key, column in self._actions}
-        root.update(self._structure.build(actions, env.batch_size, device=env.device))
+        leaves = {key: column.rows[t].clone() for key, column in written}
+        root.update(self._structure.build(leaves, env.batch_size, device=env.device))
 
     def _ended(self, after: TensorDictBase, t: int) -> list[int] | None:
         """The envs of which any flag is set, which the guest has reset."""
@@ -360,13 +354,7 @@ class GuestStepper:
         if not bool(over.any()):
             return None
         self._reset_already = over.nonzero().reshape(-1).tolist()
-        if env.keys.flags:
-            terminated = after.get("terminated").reshape(-1)
-            truncated = after.get("truncated", over & ~terminated).reshape(-1)
-            strip.terminated[t] = terminated.cpu().numpy()
-            strip.truncated[t] = truncated.cpu().numpy()
-        else:  # for those who look there for episodes that are over; not delivered
-            strip.terminated[t] = over.cpu().numpy()
+        strip.terminated[t] = over.cpu().numpy()  # for those who look there for episodes that are over; not delivered
         return self._reset_already
 
     def _refuse(self, key: Key, value: torch.Tensor, column: Column, where: str) -> None:

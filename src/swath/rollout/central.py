@@ -38,7 +38,7 @@ class _Rows:
     def __init__(self, plan: PolicyPlan, num_rows: int) -> None:
         sized = plan.resized(num_rows)
         self.strip = Strip(sized.layout, num_steps=1)
-        self.policy: BoundPolicy = sized.bind(self.strip)
+        self.policy: BoundPolicy = sized.bind(self.strip, remembers=False)  # its rows are other envs' each time
         self.epoch = -1
 
 

@@ -23,8 +23,12 @@ def first_call(
     available: dict[Key, torch.Tensor],
     action_keys: list[Key],
     surroundings: Surroundings,
+    replaceable: frozenset[Key] = frozenset(),
 ) -> tuple[PolicyCall, dict[Key, torch.Tensor]]:
-    """Make a call on real data; returns the call with its out_keys known, and what it wrote."""
+    """Make a call on real data; returns the call with its out_keys known, and what it wrote.
+
+    ``replaceable`` are keys of the env that the policy may write, too.
+    """
     if isinstance(call, TensorCall):
         result = call.function(*(available[key] for key in call.in_keys))
         if result is None:
@@ -40,7 +44,7 @@ def first_call(
             return replace(call, out_keys=out_keys, returns_tuple=returns_tuple), written
         if call.whole is not None:  # a dictionary, say, which TensorDictModule knows how to unpack
             whole = TensorDictCall(call.whole, call.in_keys, call.out_keys)
-            return first_call(whole, available, action_keys, surroundings)
+            return first_call(whole, available, action_keys, surroundings, replaceable)
         raise PolicyOutputError(
             f"the policy returned {type(result).__name__}; it must return a tensor or a tuple of tensors (or take a "
             "parameter named tensordict, and return a TensorDict)"
@@ -66,6 +70,7 @@ def first_call(
             )
         return call, {key: found[key] for key in call.out_keys}
     written = {key: value for key, value in found.items() if key not in before}
+    written |= {key: found[key] for key in replaceable if key in found and found[key] is not before.get(key)}
     assert isinstance(call, TensorDictCall)
     return TensorDictCall(call.function, call.in_keys, tuple(written)), written
 

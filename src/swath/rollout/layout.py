@@ -97,6 +97,8 @@ class Layout:
     #: Carried keys of the env that a policy may write under "next", before the env steps; and those that it writes.
     primable: frozenset[Key] = field(default_factory=frozenset)
     primed: frozenset[Key] = field(default_factory=frozenset)
+    #: Carried keys of the env that the policy writes at the root, for the env to read.
+    overridden: frozenset[Key] = field(default_factory=frozenset)
     #: What the keys are besides leaves of nested TensorDicts; None for no more than that.
     structure: Structure | None = None
 
@@ -127,7 +129,13 @@ class Layout:
         fields = (*self.carried, *self.outputs, *self.outcomes)
         return self.num_envs * sum(f.num_bytes for f in fields)
 
-    def with_policy(self, outputs: Iterable[Field], state: Iterable[Field], primed: Iterable[Key] = ()) -> Layout:
+    def with_policy(
+        self,
+        outputs: Iterable[Field],
+        state: Iterable[Field],
+        primed: Iterable[Key] = (),
+        overridden: Iterable[Key] = (),
+    ) -> Layout:
         """This env layout with what a policy writes added."""
         state = tuple(state)
         return replace(
@@ -136,4 +144,5 @@ class Layout:
             carried=(*self.carried, *state),
             policy_state=frozenset(f.key for f in state),
             primed=frozenset(primed),
+            overridden=frozenset(overridden),
         )

@@ -288,7 +288,7 @@ class Rollout:
 
     def _next_stretch(self, length: int) -> tuple[Callable[[int], None], int, int | None]:
         """What to do for how many steps, and how many of their frames are random (None: all)."""
-        draw = self._random.act if self._random.follows_mask else _drawn_already
+        draw = self._random.act if self._random.follows_steps else _drawn_already
         if self._policy is None:
             self._random.fill(length)
             return draw, length, 0

@@ -58,11 +58,17 @@ def is_private(key: Key) -> bool:
 
 
 def operation(
-    call: PolicyCall, slots: Slots, surroundings: Surroundings, *, reuse_memory: bool, memory: dict[Key, torch.Tensor]
+    call: PolicyCall,
+    slots: Slots,
+    surroundings: Surroundings,
+    *,
+    reuse_memory: bool,
+    memory: dict[Key, torch.Tensor],
+    remembers: bool,
 ) -> Operation:
     """A call as an operation; ``reuse_memory`` if nothing but operations of ours sees its result.
 
-    ``memory`` has what its last call wrote for its own use.
+    ``memory`` has what its last call wrote for its own use or, if it ``remembers``, all that it wrote at the root.
     """
     if isinstance(call, SampleCall) and call.draws_at_random:
         return _sampling(call, slots)
@@ -72,7 +78,7 @@ def operation(
         if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
             return _stack(call.function, ins[0], outs[0], result_leaves=not reuse_memory)
         return _tensors(call.function, ins, outs)
-    return _tensordict(call, slots, surroundings, memory)
+    return _tensordict(call, slots, surroundings, memory, remembers)
 
 
 def _stack(function: Any, source: int, target: int, *, result_leaves: bool) -> Operation:
@@ -131,20 +137,20 @@ def _sampling(call: SampleCall, slots: Slots) -> Operation:
 
 
 def _tensordict(
-    call: PolicyCall, slots: Slots, surroundings: Surroundings, memory: dict[Key, torch.Tensor]
+    call: PolicyCall, slots: Slots, surroundings: Surroundings, memory: dict[Key, torch.Tensor], remembers: bool
 ) -> Operation:
     function = call.module if isinstance(call, SampleCall) else call.function  # type: ignore[union-attr]
     assert call.out_keys is not None
     visible = [(key, slot) for key, slot in slots.of.items() if key[0] != "next"]
     outs = [(key, slots[key]) for key in call.out_keys if not is_private(key)]
-    private = [key for key in call.out_keys if is_private(key)]
+    kept = [key for key in call.out_keys if key[0] != "next" and (remembers or is_private(key))]
 
     def run(values: list[Any]) -> None:
         leaves = {key: values[slot] for key, slot in visible if values[slot] is not None}
-        result = function(surroundings.tensordict({**memory, **leaves} if private else leaves))
+        result = function(surroundings.tensordict({**memory, **leaves} if kept else leaves))
         if result is None:
             raise PolicyOutputError(RETURNED_NONE)
-        for key in private:
+        for key in kept:
             value = result.get(key, None)
             if value is not None:
                 memory[key] = value

@@ -122,7 +122,7 @@ class PolicyPlan:
         available.update(flags)
         for call in calls:
             require_inputs(call, available)
-            call, results = first_call(call, available, action_keys, surroundings)
+            call, results = first_call(call, available, action_keys, surroundings, layout.root_only)
             resolved.append(call)
             available.update(results)
             written.update(results)
@@ -137,6 +137,8 @@ class PolicyPlan:
             and not is_private(key)
         }
         primed = [key[1:] for key in written if key[0] == "next" and key[1:] in layout.primable]
+        # What is under "next", too, cannot be changed at the root alone: there it is the same memory.
+        overridden = [key for key in written if key in layout.root_only]
         outputs, state = output_fields(kept, layout, given, env)
         # A policy that can start without its state is given zeros from its second call on.
         in_keys = tuple(dict.fromkeys((*given, *(field.key for field in state))))
@@ -146,7 +148,7 @@ class PolicyPlan:
             calls=tuple(resolved),
             are_its_own=True,
             slots=Slots(),
-            layout=layout.with_policy(outputs, state, primed),
+            layout=layout.with_policy(outputs, state, primed, overridden),
             in_keys=in_keys,
             flags=flags,
             surroundings=surroundings,
@@ -176,21 +178,26 @@ class PolicyPlan:
         flags = {key: flag for key, flag in surroundings.flags().items() if key in self.flags}
         return replace(self, layout=replace(self.layout, batch_size=size), surroundings=surroundings, flags=flags)
 
-    def bind(self, strip: Strip) -> BoundPolicy:
-        return BoundPolicy(self, strip)
+    def bind(self, strip: Strip, remembers: bool = True) -> BoundPolicy:
+        return BoundPolicy(self, strip, remembers)
 
 
 class BoundPolicy:
     """A plan on a strip: ``act(t)`` reads row t and writes the policy's outputs."""
 
-    def __init__(self, plan: PolicyPlan, strip: Strip) -> None:
+    def __init__(self, plan: PolicyPlan, strip: Strip, remembers: bool = True) -> None:
         self._plan = plan
+        #: Whether a call finds what it wrote last time, as it does in the TensorDicts of a guest.
+        self._remembers = remembers and bool(plan.layout.primable)
         self._device = plan.surroundings.device
         slots = plan.slots
         self._inputs = [(slots[key], strip.carried[key].rows) for key in plan.in_keys]
         self._flags = [(slots[key], flag) for key, flag in plan.flags.items()]
         self._outputs = []
         for key, column in strip.outputs.items():
+            self._outputs.append((slots[key], column.rows, column.rows[0].shape, column.field))
+        for key in plan.layout.overridden:
+            column = strip.carried[key]
             self._outputs.append((slots[key], column.rows, column.rows[0].shape, column.field))
         for key in plan.layout.written_by_policy:
             column = strip.carried[key]
@@ -235,8 +242,14 @@ class BoundPolicy:
         self.act = self._act
 
     def _operation(self, index: int, call: PolicyCall, *, reuse_memory: bool) -> Operation:
-        memory = self._memories.setdefault(index, {})
-        return operation(call, self._plan.slots, self._plan.surroundings, reuse_memory=reuse_memory, memory=memory)
+        return operation(
+            call,
+            self._plan.slots,
+            self._plan.surroundings,
+            reuse_memory=reuse_memory,
+            memory=self._memories.setdefault(index, {}),
+            remembers=self._remembers,
+        )
 
     def _act(self, t: int) -> None:
         values = self._no_values.copy()

@@ -20,19 +20,24 @@ class RandomActions:
         ]
         drawn = [column for _, column in self._actions]
         self._others = [column for column in strip.outputs.values() if column not in drawn]
-        self._state = [strip.carried[key] for key in strip.layout.written_by_policy]
+        self._state = [strip.carried[key] for key in strip.layout.policy_state]
+        #: What the policy would have written for the env, which then stays as it is.
+        self._primed = [strip.carried[key] for key in strip.layout.primed]
         #: Where the env says which actions are allowed: that changes with every step.
         self._mask = _mask_for(self._actions, strip)
 
     @property
-    def follows_mask(self) -> bool:
-        return self._mask is not None
+    def follows_steps(self) -> bool:
+        """Whether something depends on the row, and cannot be filled in ahead."""
+        return self._mask is not None or bool(self._primed)
 
     def act(self, t: int) -> None:
         """Row ``t`` of all envs, among the actions that are allowed in it."""
-        assert self._mask is not None
-        ((spec, column),) = self._actions
-        column.tensor[t] = masked_rand(spec, self._mask.tensor[t]).to(column.tensor)
+        for column in self._primed:
+            column.tensor[t + 1].copy_(column.tensor[t])
+        if self._mask is not None:
+            ((spec, column),) = self._actions
+            column.tensor[t] = masked_rand(spec, self._mask.tensor[t]).to(column.tensor)
 
     def fill(self, num_steps: int) -> None:
         """Rows 0 to ``num_steps`` of all envs."""
@@ -54,6 +59,8 @@ class RandomActions:
             column.tensor[t, env_ids] = 0
         for column in self._state:
             column.tensor[t + 1, env_ids] = 0
+        for column in self._primed:
+            column.tensor[t + 1, env_ids] = column.tensor[t, env_ids]
 
 
 def for_all_envs(spec: Any, num_envs: int, field: Field) -> Any:

@@ -25,7 +25,7 @@ class Objects:
     """Things that are no rows of numbers, each under a number that is used once."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._next = 1  # 0 is nothing, which is what padding is
         self._stride = 1
         self.kept: dict[int, Any] = {}
 
@@ -65,13 +65,13 @@ class Structure:
     ragged: frozenset[Key] = frozenset()
 
     @classmethod
-    def of(cls, root: TensorDictBase, ragged: frozenset[Key] = frozenset()) -> Structure:
-        """That of an env's TensorDict (without "next")."""
+    def of(cls, data: TensorDictBase, ragged: frozenset[Key] = frozenset()) -> Structure:
+        """That of an env's TensorDict, at the root and under "next"."""
         stacks: dict[Key, int] = {}
         sizes: dict[Key, torch.Size] = {}
         classes: dict[Key, type] = {}
         objects: set[Key] = set()
-        lead = root.batch_dims
+        lead = data.batch_dims
 
         def look(node: Any, path: Key) -> None:
             name: Any
@@ -91,7 +91,10 @@ class Structure:
                 elif is_node(value):
                     look(value, (*path, name))
 
-        look(root, ())
+        look(data.exclude("next"), ())
+        after = data.get("next", None)
+        if after is not None:
+            look(after, ())
         return cls(stacks, sizes, classes, frozenset(objects), ragged)
 
     def to_json(self) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class Structure:
             value = node.get(name)
             key = (*path, name)
             if _is_thing(value) or (*place, name) in self.ragged:
-                yield key, _numbers(value, lead, objects)
+                yield key, _numbers(value, node.batch_size[:lead], objects)
             elif is_node(value):
                 yield from self._leaves(value, key, lead, objects)
             else:
@@ -228,18 +231,15 @@ def _is_thing(value: Any) -> bool:
     return is_non_tensor(value) or not (isinstance(value, torch.Tensor) or is_node(value))
 
 
-def _numbers(value: Any, lead: int, objects: Objects) -> torch.Tensor:
+def _numbers(value: Any, lead: torch.Size, objects: Objects) -> torch.Tensor:
     """The things of all envs, kept; their numbers ``[*lead]``."""
-    if not isinstance(value, torch.Tensor):
-        if is_non_tensor(value):
-            value = value.tolist() if isinstance(value, NonTensorStack) else value.data
-        if not lead:
-            return torch.tensor(objects.put(value))
-        return torch.tensor(_apply(value, lead, objects.put))
+    if isinstance(value, NonTensorStack):
+        return torch.tensor(_apply(value.tolist(), len(lead), objects.put))
+    if not isinstance(value, torch.Tensor):  # one for all of them
+        return torch.full(lead, objects.put(value.data if is_non_tensor(value) else value))
     if not lead:
         return torch.tensor(objects.put(value.clone()))
-    rows = value.flatten(0, lead - 1)
-    return torch.tensor([objects.put(row.clone()) for row in rows]).reshape(value.shape[:lead])
+    return torch.tensor([objects.put(row.clone()) for row in value.flatten(0, len(lead) - 1)]).reshape(lead)
 
 
 def _apply(tree: Any, depth: int, function: Any) -> Any:
@@ -258,7 +258,7 @@ def _with_ragged(
     """Steps whose leaves differ in shape can only be stacked lazily."""
     if not dense.batch_dims:
         for key, number in ragged.items():
-            dense.set(key, kept[int(number)])
+            dense.set(key, kept.get(int(number), torch.empty(0)))
         return dense
     members = [
         _with_ragged(member, {key: numbers[..., i] for key, numbers in ragged.items()}, kept)

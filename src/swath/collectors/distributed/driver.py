@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import make_assembler, refuse_unknown
 from swath.collectors.background import Batches
-from swath.collectors.base import BaseCollector, Budget, Postprocessing, positive_int
+from swath.collectors.base import BaseCollector, Budget, Postprocessing, positive_int, truncated_keys
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import BufferPlan, NodePlan, Order
 from swath.collectors.distributed.payload import join_batches, pack_tensors
@@ -200,7 +200,7 @@ class NodesCollector(BaseCollector):
             each = self._lead.numel()
             shared = each * count if self._sync else each
             budget = Budget.resolve(frames, total_frames, shared)
-            if set_truncated and ("next", "truncated") not in {f.key for f in self._fields}:
+            if set_truncated and not truncated_keys((f.key, f) for f in self._fields):
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
             post = Postprocessing(
                 postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
