@@ -47,7 +47,7 @@ ON_RAY = [pytest.mark.ray, pytest.mark.slow]
     ("name", "frames", "seed", "at_least"),
     [
         # A policy that has learned nothing gets 22 in CartPole (9 if it always says the same), -1,200 in Pendulum.
-        ("ppo_cartpole", 6_144, 0, 60),
+        ("ppo_cartpole", 20_480, 0, 60),
         ("dqn_cartpole", 4_000, 0, 60),
         ("sac_pendulum", 2_600, 0, -900),
         ("recurrent_ppo_masked_cartpole", 12_288, 0, 60),

@@ -62,14 +62,9 @@ def check(batch: Any, num_steps: int, *, with_objects: bool) -> None:
 @pytest.mark.parametrize("with_objects", [False, True])
 def test_in_this_process(with_objects: bool) -> None:
     collector = Collector(lambda: Team(with_objects), act, frames_per_batch=12, total_frames=24)
-    whole = list(collector)
-    check(
-        torch.cat(whole)
-        if not with_objects
-        else LazyStackedTensorDict.maybe_dense_stack([step for batch in whole for step in batch.unbind(0)]),
-        24,
-        with_objects=with_objects,
-    )
+    steps = [step for batch in collector for step in batch.unbind(0)]
+    # (maybe_dense_stack would leave LAZY_LEGACY_OP in this program's environment, and so in that of other tests.)
+    check(LazyStackedTensorDict(*steps, stack_dim=0), 24, with_objects=with_objects)
 
 
 def test_objects_that_were_delivered_are_forgotten() -> None:

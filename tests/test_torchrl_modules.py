@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from leaks import no_leaks  # noqa: F401
+from seeded_cartpole import cartpole, seeded
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.envs import GymEnv as OwnGymEnv
 from swath.errors import PolicyError
@@ -51,15 +52,6 @@ def transformed(*names_and_arguments: tuple[str, dict[str, Any]], env: str = "Ca
         return seeded(envs().TransformedEnv(envs().GymEnv(env), envs().Compose(*transforms)))
 
     return make
-
-
-def seeded(env: Any) -> Any:
-    env.set_seed(11)
-    return env
-
-
-def cartpole() -> Any:
-    return seeded(envs().GymEnv("CartPole-v1"))
 
 
 def fixed_policy(in_key: str = "observation", num_inputs: int = 4, num_actions: int = 2) -> TensorDictModule:
