@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+from tensordict.nn import TensorDictModule
 
 from leaks import no_leaks  # noqa: F401
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
@@ -224,6 +225,41 @@ def test_an_env_and_a_policy_see_what_the_policy_wrote() -> None:
     rewards = batch["next", "agents"][..., 0]["reward"].reshape(-1)
     torch.testing.assert_close(rewards, (steps + 5) * 100 + steps + 1)
     assert "goal" not in batch["next"].keys()  # noqa: SIM118
+
+
+class Captain(Team):
+    """Has flags of its own besides those of its agents, who are done long before; a group that only a step has."""
+
+    done_keys = ("done", "terminated", *Team.done_keys)
+    done_keys_groups = (("done", "terminated"), Team.done_keys)
+    reset_keys = ("_reset", *Team.reset_keys)
+
+    def __init__(self) -> None:
+        super().__init__(with_objects=False)
+
+    def _data(self, *, is_step: bool) -> TensorDict:
+        data = super()._data(is_step=is_step)
+        for agent in data["agents"].tensordicts:
+            agent["done"] = torch.tensor([self.count >= 2])
+        data["done"] = torch.tensor([self.count >= LENGTH])  # and terminated is not: it says so itself
+        data["terminated"] = torch.tensor([False])
+        if is_step:
+            data["team"] = TensorDict(reward=torch.ones(2, 1), batch_size=[2])
+        return data
+
+
+def test_an_episode_ends_when_the_env_says_so_not_its_agents() -> None:
+    policy = TensorDictModule(lambda h: (h, h + 1), in_keys=["h"], out_keys=["action", ("next", "h")])
+    policy.state_spec = {"h": Unbounded((1,))}  # type: ignore[assignment]
+    (batch,) = Collector(Captain, policy, frames_per_batch=10, total_frames=10)
+    counts = expected_counts(10)
+    assert batch["h"].reshape(-1).tolist() == counts  # the policy's state goes on for as long
+    assert batch["next", "done"].reshape(-1).tolist() == [count + 1 >= LENGTH for count in counts]
+    assert not batch["next", "terminated"].any()
+    assert batch["next", "agents"][..., 0]["done"].reshape(-1).tolist() == [count + 1 >= 2 for count in counts]
+    assert batch["agents"][..., 0]["done"].reshape(-1).tolist() == [count >= 2 for count in counts]
+    assert len(batch["collector", "traj_ids"].unique()) == 2
+    assert batch["next", "team"].batch_size == (10, 2)
 
 
 def test_set_truncated_of_groups() -> None:
