@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from leaks import no_leaks  # noqa: F401
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
-from swath.envs import GymEnv, SerialEnv, Unbounded
+from swath.envs import GymEnv, ParallelEnv, SerialEnv, Unbounded
 from swath.envs.guest import GuestEnv
-from swath.errors import EnvError, PolicyError
+from swath.errors import EnvError, PolicyError, PolicyOutputError
 from swath.modules import RandomPolicy
-from swath.rollout.structure import Objects, Structure
+from swath.rollout.structure import Objects, Structure, maybe_dense_stack
 from team import LENGTH, Team
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -211,20 +212,45 @@ class Attentive(Team):
         return stepped, root
 
 
-def test_an_env_and_a_policy_see_what_the_policy_wrote() -> None:
-    def policy(tensordict: TensorDict) -> TensorDict:
-        before = tensordict.get("note", torch.zeros(1))  # its own, of the step before
-        tensordict["note"] = before + 1
-        tensordict["goal"] = before + 5
-        return tensordict.set("action", before)
+def takes_notes(tensordict: TensorDict) -> TensorDict:
+    """Writes more than the action: for itself, for the env to find, and an input of the env."""
+    size = tensordict.batch_size
+    before = tensordict.get("note", torch.zeros(*size, 1))  # its own, of the step before
+    tensordict["note"] = before + 1
+    tensordict["goal"] = before + 5
+    return tensordict.set("action", before)
 
-    (batch,) = Collector(Attentive, policy, frames_per_batch=12, total_frames=12)
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_an_env_and_a_policy_see_what_the_policy_wrote(num_envs: int) -> None:
+    env = Attentive if num_envs == 1 else SerialEnv(num_envs, Attentive)
+    (batch,) = Collector(env, takes_notes, frames_per_batch=12 * num_envs, total_frames=12 * num_envs)
     steps = torch.arange(12.0)
-    torch.testing.assert_close(batch["note"].reshape(-1), steps + 1)
-    torch.testing.assert_close(batch["goal"].reshape(-1), steps + 5)
-    rewards = batch["next", "agents"][..., 0]["reward"].reshape(-1)
-    torch.testing.assert_close(rewards, (steps + 5) * 100 + steps + 1)
+    for row in batch.reshape(num_envs, 12):
+        torch.testing.assert_close(row["note"].reshape(-1), steps + 1)
+        torch.testing.assert_close(row["goal"].reshape(-1), steps + 5)
+        rewards = row["next", "agents"][..., 0]["reward"].reshape(-1)
+        torch.testing.assert_close(rewards, (steps + 5) * 100 + steps + 1)
     assert "goal" not in batch["next"].keys()  # noqa: SIM118
+
+
+def test_what_cannot_reach_an_env_in_a_process_is_refused() -> None:
+    with (
+        ParallelEnv(2, Attentive) as env,
+        pytest.raises(PolicyError, match=r"writes 'goal', which is the env's, .* given actions only"),
+    ):
+        Collector(env, takes_notes, frames_per_batch=4)
+    with (
+        ParallelEnv(2, Team) as env,
+        pytest.raises(EnvError, match=r"'growing' is no tensor .* of a ParallelEnv cannot give"),
+    ):
+        Collector(env, act, frames_per_batch=4)
+
+
+def test_a_limit_needs_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrl", None)
+    with pytest.raises(ModuleNotFoundError, match=r"max_frames_per_traj for GuestEnv\(Team.*swath\[torchrl\]"):
+        Collector(Team, act, frames_per_batch=4, max_frames_per_traj=3)
 
 
 class Captain(Team):
@@ -303,6 +329,21 @@ def test_one_object_for_a_batch_of_envs() -> None:
     structure, objects = Structure.of(data), Objects()
     flat = structure.flatten(data, objects)
     assert [objects.kept[number] for number in flat["word",].tolist()] == ["two words"] * 2
+
+
+def test_a_policy_gives_tensors() -> None:
+    def talks(tensordict: TensorDict) -> TensorDict:
+        return act(tensordict).set("remark", NonTensorData("well"))
+
+    with pytest.raises(PolicyOutputError, match="the policy's 'remark' is no tensor; only envs may give such data"):
+        Collector(Team, talks, frames_per_batch=4)
+
+
+def test_a_lazy_stack_leaves_the_environment_alone() -> None:
+    before = dict(os.environ)
+    stacked = maybe_dense_stack([TensorDict(x=torch.zeros(2)), TensorDict(x=torch.zeros(3))])
+    assert isinstance(stacked, LazyStackedTensorDict)
+    assert dict(os.environ) == before
 
 
 def test_structure_there_and_back() -> None:

@@ -287,10 +287,11 @@ def test_step_counts_reach_the_workers() -> None:
 
 
 def test_a_primer_keeps_its_value_while_actions_are_random() -> None:
-    spec = lambda: envs().TensorDictPrimer(h=__import__("torchrl.data").data.Unbounded(shape=(1,)), default_value=3.0)  # noqa: E731
+    from torchrl.data import Unbounded
 
     def make() -> Any:
-        return seeded(envs().TransformedEnv(envs().GymEnv("CartPole-v1"), envs().Compose(envs().InitTracker(), spec())))
+        primer = envs().TensorDictPrimer(h=Unbounded(shape=(1,)), default_value=3.0)
+        return seeded(envs().TransformedEnv(envs().GymEnv("CartPole-v1"), envs().Compose(envs().InitTracker(), primer)))
 
     def policy(tensordict: Any) -> Any:
         tensordict["next", "h"] = tensordict["h"] + 1

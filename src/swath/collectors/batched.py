@@ -18,7 +18,7 @@ from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
-from swath.errors import EnvError, PolicyError
+from swath.errors import PolicyError
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.central import ENV_INDEX, CentralRollout
 from swath.rollout.delivery import Stamps
@@ -202,7 +202,6 @@ class AsyncBatchedCollector(Collector):
     ) -> Rollout:
         assert isinstance(env, AsyncEnvPool)
         devices = self._devices
-        _refuse_objects(env)
         first_row = first_observations(env)
         plan = None
         if not isinstance(self.policy, RandomPolicy):
@@ -282,27 +281,12 @@ def _refuse_what_rows_cannot(plan: PolicyPlan) -> None:
             f"the policy keeps {show(plan.private_keys[0])} from call to call, which an AsyncBatchedCollector cannot "
             "give back to it; use a Collector or a MultiCollector, or write it under 'next'"
         )
-    if plan.layout.primed:
-        key = min(plan.layout.primed)
-        raise PolicyError(
-            f"the env gives {show(key)} at a reset, and the policy writes it under 'next'; in an AsyncBatchedCollector "
-            "only one of them can. Leave the env's primer out: a policy's state is zero at an episode's start"
-        )
 
 
 def _for_all_envs(specs: Mapping[Any, Any], env: EnvBase) -> dict[Key, Any]:
     fields = {field.key: field for field in env.row_layout().outputs}
     count = env.batch_size.numel()
     return {as_key(key): for_all_envs(spec, count, fields[as_key(key)]) for key, spec in specs.items()}
-
-
-def _refuse_objects(env: EnvBase) -> None:
-    structure = env.row_layout().structure
-    if structure is not None and structure.has_objects:
-        raise EnvError(
-            f"{show(min(structure.things))} is no tensor of a fixed shape, which envs in the workers of an "
-            "AsyncBatchedCollector cannot give; use a Collector or a MultiCollector"
-        )
 
 
 def _envs_per_group(layout: WorkerLayout) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase, is_tensor_collection
 
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
@@ -21,6 +21,7 @@ from swath.data.storages import ListStorage, Storage, TensorStorage, check_field
 from swath.data.tracks import Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 from swath.rollout.layout import Field
+from swath.rollout.structure import maybe_dense_stack
 
 #: How often whoever waits for data looks for it: workers commit without telling anybody.
 _SECONDS_BETWEEN_LOOKS = 0.002
@@ -602,7 +603,7 @@ def _as_tensors(entry: Any) -> Any:
 
 def _collate(entries: list[Any]) -> Any:
     if is_tensor_collection(entries[0]):
-        return TensorDict.maybe_dense_stack(entries)
+        return maybe_dense_stack(entries)
     if isinstance(entries[0], torch.Tensor):
         return torch.stack(entries)
     if isinstance(entries[0], (tuple, list)):

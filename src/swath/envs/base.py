@@ -62,6 +62,8 @@ class EnvBase:
     first_index = 0
     #: Whether some envs of a batch can be reset while the others go on.
     resets_single_envs = True
+    #: Whether nothing else that a policy writes reaches it.
+    is_given_actions_only = False
     #: How many processes step it, beside this one.
     num_busy_processes = 0
     #: What its steps give that is no tensor of a fixed shape, by number (``rollout/structure.py``).

@@ -15,15 +15,15 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.envs.base import EnvBase
+from swath.envs.known import import_extra
 from swath.envs.specs import Categorical, Composite, OneHot, Spec, Unbounded
 from swath.errors import EnvDataError, EnvError
 from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
 from swath.rollout.strip import Column, Strip
 from swath.rollout.structure import Objects, Structure
 
-#: What an env must have to be a guest.
+#: The methods and properties that make a guest of an env's class.
 PROTOCOL = (
-    "batch_size",
     "reset",
     "step_and_maybe_reset",
     "fake_tensordict",
@@ -38,7 +38,7 @@ PROTOCOL = (
 
 def is_guest(env: Any) -> bool:
     """Whether this is an env of TorchRL, or of a library that follows it."""
-    return not isinstance(env, (EnvBase, type)) and all(hasattr(type(env), name) for name in PROTOCOL[1:])
+    return not isinstance(env, (EnvBase, type)) and all(hasattr(type(env), name) for name in PROTOCOL)
 
 
 class GuestSpec(Spec):
@@ -183,9 +183,8 @@ class GuestEnv(EnvBase):
 
     def limit_episodes(self, max_steps: int) -> bool:
         """As its own library does it: with a transform, which counts the steps of each group of agents."""
-        from torchrl.envs import StepCounter, TransformedEnv
-
-        self.guest = TransformedEnv(self.guest, StepCounter(max_steps=max_steps))
+        envs = import_extra("torchrl.envs", "torchrl", f"max_frames_per_traj for {self}")
+        self.guest = envs.TransformedEnv(self.guest, envs.StepCounter(max_steps=max_steps))
         self.read_specs()
         return True
 

@@ -15,7 +15,7 @@ from swath.envs.making import resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvClosed, EnvError
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Layout
+from swath.rollout.layout import Layout, show
 from swath.rollout.strip import Strip
 from swath.workers.env_crew import EnvCrew, Group
 from swath.workers.env_hosts import ProcessHosts
@@ -53,7 +53,15 @@ class CrewEnv(RowEnv):
             spec = spec.expand((num_envs, *spec.shape))
             self._full_specs[kind] = spec if self.device is None else spec.to(self.device)
 
+    is_given_actions_only = True
+
     def row_layout(self) -> Layout:
+        structure = self._crew.about.layout.structure
+        if structure is not None and structure.has_objects:
+            raise EnvError(
+                f"{show(min(structure.things))} is no tensor of a fixed shape, which envs of a {type(self).__name__} "
+                "cannot give; use a Collector or a MultiCollector, without it"
+            )
         own = super().row_layout()
         return replace(self._crew.about.layout, **{name: getattr(own, name) for name in OF_THE_WHOLE})
 

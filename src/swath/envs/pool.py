@@ -16,6 +16,7 @@ from swath.envs.parallel import CrewEnv
 from swath.envs.step import complete_flags
 from swath.errors import EnvBusy, NothingSent
 from swath.rollout.layout import as_key, nested, show
+from swath.rollout.structure import maybe_dense_stack
 from swath.workers.env_crew import EnvCrew
 from swath.workers.layout import WorkerLayout, available_cores
 from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET
@@ -329,7 +330,7 @@ class AsyncEnvPool(CrewEnv):
         if self._stack == "lazy":
             return LazyStackedTensorDict.lazy_stack(results, 0)
         if self._stack == "maybe_dense":
-            return LazyStackedTensorDict.maybe_dense_stack(results, 0)
+            return maybe_dense_stack(results)
         return torch.stack(results, 0)
 
     # -- the API of any env ------------------------------------------------------------------------------------------

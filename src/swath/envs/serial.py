@@ -202,11 +202,13 @@ class _SerialStepper:
         self._first_index = first_index
         self._rows_per_child = children[0].batch_size.numel()
         self._steppers: list[tuple[Strip, Stepper]] = []
-        actions = {key: column.field for key, column in strip.outputs.items()}
+        written = {key: column.field for key, column in strip.outputs.items()}
         for child in children:
             layout = child.row_layout()
-            outputs = tuple(actions[field.key] for field in layout.outputs)
-            own = Strip(replace(layout, outputs=outputs, primed=strip.layout.primed), 1)
+            # A guest is given all that the policy writes, others their actions.
+            wanted = written if layout.primable else [field.key for field in layout.outputs]
+            given = {"primed": strip.layout.primed, "overridden": strip.layout.overridden}
+            own = Strip(replace(layout, outputs=tuple(written[key] for key in wanted), **given), 1)
             self._steppers.append((own, child.bind(own)))
 
     def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:

@@ -139,6 +139,12 @@ class PolicyPlan:
         primed = [key[1:] for key in written if key[0] == "next" and key[1:] in layout.primable]
         # What is under "next", too, cannot be changed at the root alone: there it is the same memory.
         overridden = [key for key in written if key in layout.root_only]
+        if (primed or overridden) and env.is_given_actions_only:
+            raise PolicyError(
+                f"the policy writes {show((*primed, *overridden)[0])}, which is the env's, and this env is in a "
+                "process that is given actions only. Leave the env's primer out: a policy's state is zero at an "
+                "episode's start; or use a Collector or a MultiCollector"
+            )
         outputs, state = output_fields(kept, layout, given, env)
         # A policy that can start without its state is given zeros from its second call on.
         in_keys = tuple(dict.fromkeys((*given, *(field.key for field in state))))

@@ -8,6 +8,7 @@ number, under which the thing itself is kept). Here is the way there and back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -220,6 +221,19 @@ class Structure:
         node = TensorDict(inner, batch_size=(*lead, *self.sizes.get(place, ())), device=device)
         kind: Any = self.classes.get(place)
         return node if kind is None else kind.from_tensordict(node)
+
+
+def maybe_dense_stack(entries: Sequence[TensorDictBase], dim: int = 0) -> TensorDictBase:
+    """A dense stack, or a lazy one where shapes differ; for which tensordict changes the program's environment."""
+    name = "LAZY_LEGACY_OP"
+    before = os.environ.get(name)
+    try:
+        return LazyStackedTensorDict.maybe_dense_stack(list(entries), dim)
+    finally:
+        if before is None:
+            os.environ.pop(name, None)  # else it is "None", with which no program started from here can stack
+        else:
+            os.environ[name] = before
 
 
 def _in_root(key: Key) -> Key:

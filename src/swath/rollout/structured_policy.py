@@ -8,7 +8,7 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 
 from swath.errors import PolicyOutputError
-from swath.rollout.layout import Key, Layout, leaves_of, nested
+from swath.rollout.layout import Key, Layout, leaves_of, nested, show
 from swath.rollout.policies import PolicyCall, TensorDictCall, tensordict_callable
 from swath.rollout.structure import Objects, Structure
 
@@ -35,7 +35,7 @@ def structured_call(policy: Any, env: Any, layout: Layout, trust_policy: bool) -
     assert structure is not None
     act = tensordict_callable(policy, env, trust_policy)
     objects: Objects = Objects() if env.objects is None else env.objects
-    not_for_policies = Objects()
+    from_policy = Objects()
 
     def act_on_leaves(tensordict: TensorDictBase) -> TensorDictBase:
         flat = dict(leaves_of(tensordict))
@@ -43,16 +43,12 @@ def structured_call(policy: Any, env: Any, layout: Layout, trust_policy: bool) -
         result = act(root)
         if not isinstance(result, TensorDictBase):
             raise PolicyOutputError(f"the policy returned {type(result).__name__}, not a TensorDict")
-        leaves = structure.flatten(result, not_for_policies, tensordict.batch_dims)
-        if not_for_policies.kept and (others := [key for key in leaves if key not in flat and _is_thing(key, result)]):
-            raise PolicyOutputError(f"the policy's {others[0]} is no tensor; only envs may give such data")
-        not_for_policies.kept.clear()
+        if structure.has_objects:  # the env's own, which are there already
+            result = result.exclude(*structure.things)
+        leaves = structure.flatten(result, from_policy, tensordict.batch_dims)
+        if from_policy.kept:
+            key = min(Structure.of(result).objects)
+            raise PolicyOutputError(f"the policy's {show(key)} is no tensor; only envs may give such data")
         return TensorDict(nested(leaves), batch_size=tensordict.batch_size, device=tensordict.device)
 
     return TensorDictCall(act_on_leaves, None, None)
-
-
-def _is_thing(key: Key, data: TensorDictBase) -> bool:
-    from tensordict.utils import is_non_tensor
-
-    return is_non_tensor(data.get(key, None))
