@@ -165,6 +165,8 @@ class BaseCollector(IterableDataset):
         self._budget = budget
         self._postprocessing = postprocessing
         self._assembler = assembler
+        #: The batch that is being delivered.
+        self._gathered: TensorDictBase | None = None
         self.replay_buffer = replay_buffer
         self._sink: BufferSink | ExtendSink | None = None
         if replay_buffer is not None:
@@ -291,14 +293,14 @@ class BaseCollector(IterableDataset):
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
         post = self._postprocessing
         started = time.perf_counter()
-        raw: TensorDictBase | None = None
+        self._gathered = None
         outside = OutsideState.now()
         try:
             if post.pre_collect_hook is not None:
                 post.pre_collect_hook()
             batch = raw = self._gather()
-            if batch is not None:
-                objects = self._objects(batch)  # before it is split and padded
+            if raw is not None:
+                objects = self._objects(raw)  # before it is split and padded
                 batch = post.apply(batch, lambda whole: self._restore(whole, objects))
                 if post.post_collect_hook is not None:
                     post.post_collect_hook(batch)
@@ -309,24 +311,26 @@ class BaseCollector(IterableDataset):
             if self._closed and isinstance(error, (WorkerError, EnvClosed)):  # another thread has shut it down
                 raise self._is_closed() from None
             outside.put_back()  # Ctrl-C may have come while that was being done
-            self._keep_what_is_left(error, raw)
+            self._keep_what_is_left(error, self._gathered)
             if not isinstance(error, Exception):
                 self._give_up_episodes()
             self._iterator = None  # its generator ends with this
             if isinstance(error, Exception):  # Ctrl-C leaves the collector open, to go on with new episodes
                 self.shutdown(timeout=1.0, raise_on_error=False)  # the error must not wait for long
+            self._gathered = None
             raise
         self._seconds += time.perf_counter() - started
+        self._gathered = None
         return batch
 
     def _gather(self) -> TensorDictBase | None:
         assembler = self._assembler
         if assembler is None:
-            return self._count(self._collect())
-        while (batch := assembler.pop()) is None:
-            if self._complete:
-                return None
-            assembler.add(self._count(self._collect()))
+            batch = self._count(self._collect())
+        else:
+            while (batch := assembler.pop()) is None and not self._complete:
+                assembler.add(self._count(self._collect()))
+        self._gathered = batch
         return batch
 
     def _count(self, batch: TensorDictBase) -> TensorDictBase:

@@ -25,6 +25,7 @@ from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import choose_sources, fitting_weights
 from swath.workers.blocks import BlockPool
+from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fleet import Fleet, Member
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
 from swath.workers.orders import Blueprint, Description, Order
@@ -315,6 +316,20 @@ class MultiCollector(BaseCollector):
 
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
+
+    @ctrl_c_waits
+    def _gather(self) -> TensorDictBase | None:
+        return super()._gather()
+
+    def _give_up_episodes(self) -> None:
+        """Workers may be ahead of what was delivered, and nobody waits for what they do."""
+        for member in self._fleet.members:
+            self._fleet.send(member, "void", True, wake=True)
+        self._abandon()
+        self._drop_pending()
+
+    def _abandon(self) -> None:
+        """Forget what is under way; workers may still write into its blocks, so those are not used again."""
 
     def _has_work(self, member: Member) -> bool:
         """Whether there are frames of a worker that were not delivered."""

@@ -246,6 +246,20 @@ class MultiAsyncCollector(MultiCollector):
             self._send_order(member, old.block, order)
             kept = 0  # only the first was begun
 
+    def _give_up_episodes(self) -> None:
+        if self._gathered is not None:  # else Ctrl-C came while it waited: what is under way will be delivered later
+            super()._give_up_episodes()
+
+    def _abandon(self) -> None:
+        for pool, pending in zip(self._pools, self._pending, strict=True):
+            for each in pending.values():
+                self._random_frames_left += each.random_frames
+                pool.forget(each.block)
+            pending.clear()
+        self._random_frames_left += sum(piece.random_frames for piece in self._pieces)
+        self._pieces.clear()
+        self._fleet.arrived.clear()
+
     def _has_work(self, member: Member) -> bool:
         return bool(self._pending[member.number]) or any(piece.worker == member.number for piece in self._pieces)
 

@@ -127,7 +127,7 @@ class MultiSyncCollector(MultiCollector):
         try:
             self._await(batch)
         except KeyboardInterrupt:
-            self._abandon(batch)
+            self._abandon()
             raise
         self._batch = None
         self._delivered_objects = batch.objects
@@ -199,12 +199,11 @@ class MultiSyncCollector(MultiCollector):
         if self._assembler is not None:
             self._assembler.fragments |= set(ready.fragments)
 
-    def _abandon(self, batch: _Batch) -> None:
-        """Nobody waits for this batch any more. The block is not used again: workers may still write into it."""
-        self._batch = None
-        for member in self._fleet.members:
-            self._fleet.send(member, "void", True, wake=True)  # also what is complete will not be delivered
-        self._pool.forget(batch.block)
+    def _abandon(self) -> None:
+        batch, self._batch = self._batch, None
+        self._fleet.arrived.clear()
+        if batch is not None:
+            self._pool.forget(batch.block)
 
     def _discard(self, members: Sequence[Member]) -> None:
         self._fleet.arrived.clear()

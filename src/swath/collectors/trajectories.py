@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from swath.errors import EnvError
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import as_key
+from swath.workers.ctrl_c import ctrl_c_waits
 
 TrajFormat = Literal["padded", "cat"]
 
@@ -124,6 +125,7 @@ class TrajectoryAssembler:
     def has_batch(self) -> bool:
         return len(self._complete) >= self._trajs_per_batch
 
+    @ctrl_c_waits
     def add(self, batch: TensorDictBase) -> None:
         """Take a batch ``[*batch_size, T]`` apart; envs in order, episodes in order within each."""
         ids = batch.get(TRAJ_IDS, None)
@@ -169,6 +171,7 @@ class TrajectoryAssembler:
         """Forget all episodes in progress."""
         self._pending.clear()
 
+    @ctrl_c_waits
     def pop(self) -> TensorDictBase | None:
         """A batch of whole episodes, or None while there are too few."""
         if not self.has_batch:

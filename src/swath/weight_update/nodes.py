@@ -12,6 +12,7 @@ import torch
 
 from swath.errors import WeightSyncError
 from swath.weight_update.scheme import WeightSyncScheme
+from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 
 
 class NodeWeightSyncScheme(WeightSyncScheme):
@@ -46,6 +47,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
         nodes = None if worker_ids is None else [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
         self._get_context().update_policy_weights_(weights=weights, model_id=self.model_id, worker_ids=nodes)
 
+    @ctrl_c_waits
     def send_to(self, tensors: Mapping[str, torch.Tensor], nodes: Sequence[int] | None, version: int) -> None:
         """Pack once, send to these nodes (all by default)."""
         with self._lock:
@@ -68,6 +70,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
         for node in nodes:
             self._last_sent[node] = shared, version
 
+    @ctrl_c_waits
     def resend(self, worker: int) -> None:
         """To a node that was started again: what its predecessor was sent last; waits until it is applied."""
         self._under_way.pop(worker, None)
@@ -97,7 +100,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
 
     def _wait(self, node: int, future: Future[None]) -> None:
         try:
-            future.result(self.timeout_s)
+            interruptible(future.result, self.timeout_s)
         except FutureTimeout:
             raise WeightSyncError(
                 f"node {node} did not apply the weights within {self.timeout_s:g} s; a step of the env may take longer "

@@ -20,7 +20,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from time import monotonic
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from swath.errors import WeightSyncError
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
 from swath.workers.channel import Channel, pack, unpack
+from swath.workers.ctrl_c import ctrl_c_waits, wait
 from swath.workers.memory import require_descriptors
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -260,6 +261,7 @@ class WeightSyncScheme:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
+    @ctrl_c_waits
     def send(
         self,
         weights: Any = None,
@@ -302,6 +304,7 @@ class WeightSyncScheme:
             self._kept[self._sequence] = self._published()
         self._kept = {sequence: weights for sequence, weights in self._kept.items() if sequence in needed}
 
+    @ctrl_c_waits
     def resend(self, worker: int) -> None:
         """Give a worker that has just started what its predecessor was sent last, and wait."""
         with self._lock:
@@ -337,6 +340,7 @@ class WeightSyncScheme:
     def _get_context(self) -> Any:
         return None if self._context is None else self._context()
 
+    @ctrl_c_waits
     def finish(self) -> None:
         """Wait until all workers have applied what they were sent."""
         with self._lock:

@@ -9,6 +9,7 @@ process.py     where the process begins and ends
 worker.py      what runs in it: envs, a policy, and orders to follow
 orders.py      what a worker and its owner say to each other
 channel.py     how they say it: messages through a pipe, exceptions among them
+ctrl_c.py      when Ctrl-C may come: not in the middle of a message, or of the books
 pickling.py    what travels by value
 memory.py      memory that several processes see
 blocks.py      batches in that memory: who writes where, and when a block can be used again

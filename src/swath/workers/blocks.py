@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,18 +125,17 @@ class BlockPool:
         self._stride = stride
         self._free: list[Block] = []
         self._all: dict[int, Block] = {}
-        self._lent: set[int] = set()
-        self._closed = False
-        #: Filled by finalizers, which may run in any thread and at any time.
-        self._returned: deque[Block] = deque()
+        #: What the consumer has: a reference to its view of a block, under the reference's id, and the block.
+        self._lent: dict[int, tuple[weakref.ref[Any], Block]] = {}
+        #: References that have died, in any thread and at any time.
+        self._returned: deque[weakref.ref[Any]] = deque()
         #: Numbers of blocks that are gone, for workers to unmap.
         self.gone: list[int] = []
 
     def take(self) -> Block:
         """A block to be written."""
         while self._returned:
-            block = self._returned.popleft()
-            self._lent.discard(block.number)
+            _, block = self._lent.pop(id(self._returned.popleft()))
             self.give_back(block)
         if self._free:
             return self._free.pop()
@@ -158,23 +158,19 @@ class BlockPool:
 
     def lend(self, block: Block, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
         """The leaves of a block for the consumer; when the last tensor on it is gone, it can be taken again."""
-        self._lent.add(block.number)
-        if len(self._lent) > _MOST_LENT:
+        if len(self._lent) >= _MOST_LENT:
             block.memory.close_descriptor()
         array = block.memory.bytes_.numpy()
-        weakref.finalize(array, self._take_back, block).atexit = False
+        # Not a function of ours, which Ctrl-C could come in: Python ignores what is raised there.
+        lent = weakref.ref(array, self._returned.append)
+        self._lent[id(lent)] = lent, block
         return self.layout.leaves(array, steps)
-
-    def _take_back(self, block: Block) -> None:
-        if not self._closed:
-            self._returned.append(block)
 
     def close(self) -> None:
         """No block is needed any more; the consumer keeps those that it has."""
-        self._closed = True
-        self._returned.clear()
         for block in self._all.values():
             block.memory.close_descriptor()
         self._all.clear()
         self._lent.clear()
+        self._returned.clear()
         self._free.clear()

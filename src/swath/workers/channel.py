@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from swath.errors import WorkerRaised
 from swath.workers import pickling
+from swath.workers.ctrl_c import ctrl_c_waits
 
 
 class Channel:
-    """One end. Messages are pickled; functions in them go by value (cloudpickle)."""
+    """One end. Messages are pickled; functions in them go by value (cloudpickle). None is cut by a Ctrl-C."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -31,10 +32,12 @@ class Channel:
         """What may have functions and classes of a script in it."""
         self.send_pickled(pickling.dumps(message))
 
+    @ctrl_c_waits
     def send_pickled(self, message: bytes) -> None:
         with self._sending:
             self.connection.send_bytes(message)
 
+    @ctrl_c_waits
     def receive(self) -> tuple[Any, ...]:
         return pickle.loads(self.connection.recv_bytes())
 
@@ -53,6 +56,7 @@ class Channel:
     def has_message(self) -> bool:
         return self.connection.poll(0)
 
+    @ctrl_c_waits
     def send_descriptor(self, descriptor: int, *announcement: Any) -> None:
         """A descriptor, right behind the message that announces it."""
         with self._sending:

@@ -20,9 +20,10 @@ from multiprocessing.connection import Pipe, wait
 from typing import Any, NoReturn
 
 from swath.errors import WorkerDied, WorkerHangs
-from swath.workers import pickling
+from swath.workers import ctrl_c, pickling
 from swath.workers.board import PAGE_BYTES, Page, Shares
 from swath.workers.channel import Channel, unpack
+from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.memory import SharedMemory, require_descriptors
 from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
 from swath.workers.process import main
@@ -58,6 +59,8 @@ class Member:
     #: The exception that the worker left with, the order it was following, and the steps it completed of it.
     failure: tuple[BaseException, int, list[int]] | None = None
     frames_before: int = 0
+    #: It was being started again when Ctrl-C came: what stopped its predecessor.
+    restart_cut_short: BaseException | None = None
     #: Orders and questions that it has not answered.
     due: int = 0
     #: Its last sign of life, and when it was seen.
@@ -211,6 +214,7 @@ class Fleet:
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
+    @ctrl_c_waits
     def send(self, member: Member, *message: Any, wake: bool = False) -> None:
         """A message; with ``wake`` also in the middle of a batch. To a dead worker it is lost: the next wait tells."""
         if message[0] in ("collect", "weights"):
@@ -227,6 +231,7 @@ class Fleet:
         if self._on_wake is not None:
             self._on_wake(member)
 
+    @ctrl_c_waits
     def send_block(self, member: Member, block: Any, layout: Any) -> None:
         """Map a block in a worker that does not have it yet."""
         key = member.number, member.life.number
@@ -239,6 +244,7 @@ class Fleet:
         with contextlib.suppress(OSError):
             member.channel.send_descriptor(descriptor, *announcement)
 
+    @ctrl_c_waits
     def call(self, name: str, *args: Any, members: Iterable[Member] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of workers (all by default), at the same time; what they returned."""
         chosen = self.members if members is None else list(members)
@@ -271,6 +277,7 @@ class Fleet:
         self._wake(member)
         return self._num_calls
 
+    @ctrl_c_waits
     def wait(self, members: Sequence[Member] | None = None, timeout_s: float | None = None) -> None:
         """Wait for a message of any of these workers, and sort it in.
 
@@ -283,6 +290,7 @@ class Fleet:
                 if member.failure is not None or (member in gone and has_ended(member)):
                     self.handle_loss(member)
 
+    @ctrl_c_waits
     def handle_end(self, member: Member) -> None:
         """A worker's process has ended, or is about to; another thread may have noticed already."""
         with self._lock:
@@ -304,7 +312,7 @@ class Fleet:
         sentinels = {member.sentinel: member for member in members}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            ready = wait([*channels, *sentinels], timeout=limit)
+            ready = ctrl_c.wait([*channels, *sentinels], timeout=limit)
             if watching:
                 self.look_for_hangs(members)
             if ready or not watching:
@@ -407,9 +415,10 @@ class Fleet:
 
     def handle_loss(self, member: Member) -> None:
         """A worker is gone, or about to leave with an exception: start it again, or raise."""
-        if member.number in self._reviving or member.life.number >= self._restarts:
+        cut_short = member.restart_cut_short
+        if member.number in self._reviving or (cut_short is None and member.life.number >= self._restarts):
             self._raise_loss(member)
-        error = member.failure[0] if member.failure is not None else self.obituary(member)
+        error = cut_short or (member.failure[0] if member.failure is not None else self.obituary(member))
         self._reviving.add(member.number)
         try:
             while True:
@@ -422,13 +431,17 @@ class Fleet:
                     error = again.error
                     if member.life.number >= self._restarts:
                         raise error from None
+        except KeyboardInterrupt:  # it may lack its weights, its seed, its orders: the next wait starts another one
+            self._kill(member)
+            member.restart_cut_short = error
+            raise
         finally:
             self._reviving.discard(member.number)
 
     def _restart(self, member: Member, error: BaseException) -> None:
         self._kill(member)
         if member.life.number:
-            time.sleep(min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S))
+            ctrl_c.wait([], min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S))
         page = member.page
         member.frames_before += page.integer("frames")
         committed, last_order = page.integer("committed"), page.integer("last_order")
@@ -444,6 +457,7 @@ class Fleet:
         self._await_hello(member)
         if self._on_restart is not None:
             self._on_restart(member, error)
+        member.restart_cut_short = None
 
     def _close_sentinel(self, member: Member) -> None:
         if member.sentinel not in (-1, member.process.sentinel):

@@ -11,7 +11,6 @@ import os
 import resource
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -73,13 +72,19 @@ def free_bytes() -> int | None:
     """What this machine, or the control group of this process, has left; None where nobody says."""
     free: list[int] = []
     with suppress(OSError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = _read("/proc/meminfo").splitlines()
         free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        limit = _read("/sys/fs/cgroup/memory.max").strip()
         if limit != "max":
-            free.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+            free.append(int(limit) - int(_read("/sys/fs/cgroup/memory.current")))
     return min(free, default=None)
+
+
+def _read(path: str) -> str:
+    # Not pathlib's: a Ctrl-C in there is shown with an AttributeError that pathlib handles inside.
+    with open(path) as file:
+        return file.read()
 
 
 def out_of_descriptors(what: str) -> OutOfSharedMemory:

@@ -32,6 +32,7 @@ from swath.rollout.layout import nested
 from swath.rollout.structure import Structure
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import choose_sources, fitting_weights, flat_weights
+from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 from swath.workers.seeding import derived_seed
 
 
@@ -156,6 +157,8 @@ class NodesCollector(BaseCollector):
         self._draining = False
         #: Of a batch that is being put together: what has come. It is not lost if Ctrl-C is pressed meanwhile.
         self._in_hand: list[Arrival] = []
+        #: Nodes with frames that nobody got: their episodes do not go on.
+        self._to_give_up: set[int] = set()
         self._random_frames_left = self.init_random_frames = max(0, int(init_random_frames or 0))
         common = {
             "env_device": device if env_device is None else env_device,
@@ -263,7 +266,7 @@ class NodesCollector(BaseCollector):
         total = self._num_envs
         buffer = shared.for_writer(f"{self._run}-{total}")
         plan = BufferPlan(buffer, member.first_env, total, self._postprocessing, self._by_episode)
-        self._engine.call(member.node, "write_to", plan).result()
+        interruptible(self._engine.call(member.node, "write_to", plan).result)
 
     # -- who is there ----------------------------------------------------------------------------------------------
 
@@ -306,7 +309,7 @@ class NodesCollector(BaseCollector):
         if member.seed is not None:
             seed, static = member.seed
             own = derived_seed(seed, member.node, member.plan.life)
-            self._engine.call(member.node, "set_seed", own, static).result()
+            interruptible(self._engine.call(member.node, "set_seed", own, static).result)
         self._end_tracks(member)
         if self.__dict__.get("_writes_itself"):
             self._let_node_write(member)
@@ -355,6 +358,7 @@ class NodesCollector(BaseCollector):
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
+    @ctrl_c_waits
     def _gather(self) -> TensorDictBase | None:
         if not self._writes_itself:
             return super()._gather()
@@ -385,6 +389,8 @@ class NodesCollector(BaseCollector):
 
     def _await_one(self) -> bool:
         """A batch of whichever node; False if none has an order, nor gets one."""
+        if self._to_give_up:
+            self._drop_interrupted()
         while not self._in_hand:
             if not self._draining:
                 self._give_orders()
@@ -478,18 +484,24 @@ class NodesCollector(BaseCollector):
 
     def _drop_interrupted(self) -> None:
         """After Ctrl-C: what was under way, or had come, is dropped, and episodes with a gap do not go on."""
-        late = [member for member in self._alive if member.pending]
+        self._to_give_up |= {member.node for member in self._alive if member.pending}
         dropped, self._in_hand = self._in_hand, []
         for arrival in dropped:
             if arrival.order.into_buffer:
                 self._frames += arrival.report.frames
             else:
                 self._put_back_random(arrival)
-                late.append(arrival.member)
+                self._to_give_up.add(arrival.member.node)
         self._drain()
-        if not self._writes_itself:
-            for member in late:
+        for member in self._alive if not self._writes_itself else ():
+            if member.node in self._to_give_up:  # until it has: Ctrl-C may come again
                 self._roster.ask(member, "give_up")
+                self._to_give_up.discard(member.node)
+        self._to_give_up.clear()
+
+    def _give_up_episodes(self) -> None:
+        if self._gathered is not None:  # else Ctrl-C came while it waited
+            self._to_give_up |= {member.node for member in self._alive}
 
     def _deliver(self, parts: Sequence[Arrival], shape: Sequence[int]) -> TensorDictBase:
         frames = parts[0].report.frames
@@ -548,6 +560,7 @@ class NodesCollector(BaseCollector):
         if members:
             self.update_policy_weights_(worker_ids=[member.plan.node for member in members])
 
+    @ctrl_c_waits
     def update_policy_weights_(
         self,
         policy_or_weights: Any = None,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import queue
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
 from swath.errors import CollectorClosed, EnvError, NodeLost
+from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 
 
 @dataclass
@@ -121,7 +122,9 @@ class Roster:
         self._welcome = welcome
         self._forget = forget
         self._order_numbers = itertools.count(1)
-        self._arrivals: queue.SimpleQueue[tuple[int, int, Order, Future[Any]] | None] = queue.SimpleQueue()
+        self._arrivals: deque[tuple[int, int, Order, Future[Any]]] = deque()
+        #: Something is in ``_arrivals``, or the roster is closed.
+        self._news = threading.Event()
         self._closed = threading.Event()
 
     @property
@@ -152,7 +155,7 @@ class Roster:
 
     def _started(self, plan: NodePlan, future: Future[NodeDescription], deadline: float) -> NodeDescription:
         try:
-            return future.result(max(0.0, deadline - time.monotonic()))
+            return interruptible(future.result, max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise NodeLost(
                 f"node {plan.node} of {self.engine.name} did not start within {self._start_timeout_s:g} s "
@@ -186,15 +189,20 @@ class Roster:
         member.pending[order.number] = order
         node, life = member.node, member.plan.life
         future = self.engine.collect(node, order)
-        future.add_done_callback(lambda done: self._arrivals.put((node, life, order, done)))
+        future.add_done_callback(lambda done: self._arrive((node, life, order, done)))
+
+    def _arrive(self, arrival: tuple[int, int, Order, Future[Any]]) -> None:
+        self._arrivals.append(arrival)
+        self._news.set()
 
     def next_arrival(self) -> Arrival | None:
         """The next batch that has come; None if a node was lost instead, and collection goes on."""
-        arrived = self._arrivals.get()
-        if arrived is None:
-            self._arrivals.put(None)  # for others who may wait
-            raise CollectorClosed("the collector was shut down")
-        node, life, order, future = arrived
+        while not self._arrivals:
+            if self._closed.is_set():
+                raise CollectorClosed("the collector was shut down")
+            interruptible(self._news.wait)
+            self._news.clear()
+        node, life, order, future = self._arrivals.popleft()
         with self._lock:
             member = self.members[node]
             if life != member.plan.life or order.number not in member.pending:
@@ -215,6 +223,7 @@ class Roster:
 
     # -- questions -------------------------------------------------------------------------------------------------
 
+    @ctrl_c_waits
     def ask(self, member: Member, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """What a node answers, in a list; an empty one if it is gone, and collection goes on. One that was started
         again is asked again."""
@@ -222,6 +231,7 @@ class Roster:
             member, member.plan.life, self.engine.call(member.node, name, *args, **kwargs), name, args, kwargs
         )
 
+    @ctrl_c_waits
     def ask_all(self, name: str, *args: Any, **kwargs: Any) -> list[tuple[Member, Any]]:
         """What each node answers; they are asked at the same time."""
         asked = [(m, m.plan.life, self.engine.call(m.node, name, *args, **kwargs)) for m in self.alive]
@@ -231,7 +241,7 @@ class Roster:
     def _answer(self, member: Member, life: int, future: Future[Any], name: str, args: Any, kwargs: Any) -> list[Any]:
         while True:
             try:
-                return [future.result()]
+                return [interruptible(future.result)]
             except NodeLost as error:
                 self.deal_with(member, life, error)
             except Exception as error:
@@ -316,4 +326,4 @@ class Roster:
         """End all nodes; whoever waits for one is told."""
         self._closed.set()
         self.engine.close(timeout_s)
-        self._arrivals.put(None)
+        self._news.set()
