@@ -240,6 +240,24 @@ def test_going_on_after_ctrl_c_at_any_instant(name: str, presser: Presser) -> No
     collector.shutdown()
 
 
+def make_and_wait(method: str, presser: Presser, seconds: float) -> None:
+    presser.press_after(seconds)
+    with MultiSyncCollector(
+        [make_counting] * 2, deterministic(), frames_per_batch=60, num_workers=2, mp_start_method=method
+    ):
+        threading.Event().wait(60)
+
+
+@pytest.mark.parametrize(("method", "seconds"), [("forkserver", 0.1), ("fork", 0.1)])
+def test_ctrl_c_while_workers_start(method: str, seconds: float, presser: Presser, capfd: Any) -> None:
+    """None is left behind, and none says anything."""
+    draw = random.Random(1)
+    for _ in range(30):
+        with pytest.raises(KeyboardInterrupt):
+            make_and_wait(method, presser, draw.uniform(0, seconds))
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.filterwarnings("ignore:worker")
 def test_ctrl_c_while_a_worker_is_started_again(tmp_path: Path) -> None:
     """It has not got its weights yet: another one is started, gets them, and does not count as a second restart."""

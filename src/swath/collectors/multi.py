@@ -87,6 +87,7 @@ class MultiCollector(BaseCollector):
             return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)  # type: ignore[arg-type]
         return super().__new__(cls)
 
+    @ctrl_c_waits  # for workers, mostly, and there it may come
     def __init__(
         self,
         create_env_fn: Any,

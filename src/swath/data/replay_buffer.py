@@ -50,6 +50,7 @@ class ReplayBuffer:
         generator: what random numbers come from.
         rate_limiter: ``SamplesPerInsert``, holds back whichever of collector and learner is ahead.
 
+    >>> from tensordict import TensorDict
     >>> from swath.data import LazyTensorStorage
     >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
     >>> rb.extend(TensorDict(x=torch.arange(10), batch_size=10)).tolist()
@@ -554,6 +555,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     Args:
         priority_key: where ``update_tensordict_priority`` finds priorities.
 
+    >>> from tensordict import TensorDict
     >>> from swath.data import LazyTensorStorage, PrioritizedSampler
     >>> rb = TensorDictReplayBuffer(
     ...     storage=LazyTensorStorage(100), sampler=PrioritizedSampler(100, alpha=0.7, beta=0.5), batch_size=4

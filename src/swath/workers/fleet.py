@@ -51,6 +51,8 @@ class Member:
     channel: Channel = None  # type: ignore[assignment]
     #: Ready when the process has ended. (Not ``process.sentinel``: a child of the worker may hold that open.)
     sentinel: int = -1
+    #: It has its board and its blueprint, and reads messages.
+    handed_over: bool = False
     #: Its end of the channel is closed.
     hung_up: bool = False
     life: Life = field(default_factory=Life)
@@ -176,6 +178,7 @@ class Fleet:
 
     # -- starting --------------------------------------------------------------------------------------------------
 
+    @ctrl_c_waits
     def _start(self, member: Member) -> None:
         # A server that is left in the middle of a request ends, and with it what we know of other workers.
         require_descriptors(_DESCRIPTORS_TO_START, f"start worker {member.number}")
@@ -197,7 +200,7 @@ class Fleet:
                 member.number,
             ) from error
         member.sentinel = os.pidfd_open(member.process.pid) if hasattr(os, "pidfd_open") else member.process.sentinel
-        member.hung_up = False
+        member.hung_up = member.handed_over = False
         self._started(member.number)
 
     def _hand_over(self, member: Member) -> None:
@@ -206,6 +209,7 @@ class Fleet:
             assert self._board.descriptor is not None
             member.channel.send_descriptor(self._board.descriptor)
             member.channel.send_pickled(member.payload)
+            member.handed_over = True
 
     def _await_hello(self, member: Member) -> None:
         while member.description is None:
@@ -495,8 +499,12 @@ class Fleet:
 
     def ask_to_leave(self) -> None:
         for member in self.members:
-            if member.process is not None and self.owner_pid == os.getpid():
+            if member.process is None or self.owner_pid != os.getpid():
+                continue
+            if member.handed_over:
                 self.send(member, "close", wake=True)
+            else:  # Ctrl-C came before: it waits for something else than messages
+                member.channel.close()
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Ask workers to leave, then tell them, then kill them; in ``timeout_s`` (5 by default) at most."""

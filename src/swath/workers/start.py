@@ -20,6 +20,8 @@ from collections.abc import Callable
 from multiprocessing import context, reduction, spawn, util
 from typing import Any, Literal, cast
 
+from swath.workers.ctrl_c import ctrl_c_waits, interruptible
+
 StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = ("forkserver", "spawn", "fork")
 
@@ -68,7 +70,8 @@ class _ForkServerPopen(multiprocessing.popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, util.close_fds, (parent_end, self.sentinel))
         with open(to_child, "wb", closefd=True) as file:
             file.write(data.getbuffer())
-        self.pid = multiprocessing.forkserver.read_signed(self.sentinel)
+        # The first one waits here for the server's imports. A child that is given up finds its owner gone, and leaves.
+        self.pid = interruptible(multiprocessing.forkserver.read_signed, self.sentinel)
 
 
 class _SpawnPopen(multiprocessing.popen_spawn_posix.Popen):
@@ -119,6 +122,7 @@ def check_start_method(method: Any) -> StartMethod:
     return cast(StartMethod, method)
 
 
+@ctrl_c_waits
 def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a process (not a daemon: it may have children of its own)."""
     if multiprocessing.current_process().daemon:
