@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from counting import make_counting
-from leaks import no_leaks  # noqa: F401
+from leaks import no_leaks, wait_until  # noqa: F401
 from policies_for_tests import deterministic
 from swath.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
@@ -281,8 +281,7 @@ def test_ctrl_c_while_a_worker_is_started_again(tmp_path: Path) -> None:
     os.kill(collector.stats()["workers"][0]["pid"], signal.SIGKILL)
 
     def press_when_it_builds() -> None:
-        while not (tmp_path / "building").exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / "building").exists, 30)
         press()
 
     thread = threading.Thread(target=press_when_it_builds)
