@@ -2,28 +2,42 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+# Tests wait more than they compute, so there are more processes than cores. What is about time has the machine to itself.
+PYTEST   ?= pytest
+# Hundreds of processes import what is here: not one should have to compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+PARALLEL ?= -n 3 --dist loadgroup
+RESULTS  := build/results
 
-.PHONY: setup demo test test-all test-torchrl test-envs test-distributed lint types bench learn docs clean help
+.PHONY: setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations bench learn docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
-	@echo "make test    set up, then lint, types and tests"
-	@echo "make test-all  as make test, with the tests that take minutes"
+	@echo "make check   set up, then lint, types and the tests that start no process: a minute, while writing"
+	@echo "make test    set up, then lint, types and tests: what a change must pass"
+	@echo "make test-all  as make test, with full matrices, kill series, trainings, TorchRL's objects and others' envs"
 	@echo "make test-torchrl  what needs TorchRL"
 	@echo "make test-envs  what needs EnvPool, ale-py, MuJoCo, dm_control or PettingZoo"
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
+	@echo "make coverage  which lines the tests reach, in this process and in all others"
+	@echo "make mutations  break the source in twenty places, one after another: do the tests see it?"
 	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
 	@echo "make learn   train all examples with three seeds, write docs/results.md"
 	@echo "make bench   side by side with the peers (its own environment)"
 	@echo "make clean   remove environments and caches"
 
-# A stamp, so that a second run does not ask the package index again.
-$(VENV)/.installed: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (the first time this takes about two minutes)"
-	@$(PIP) torch
-	@$(PIP) -e ".[test,classic-control,ray,submitit,examples]"
+# Environments, and the extras of each. A stamp, so that a second run does not ask the package index again.
+$(VENV)/.installed:         EXTRAS := test,classic-control,ray,submitit,examples
+$(VENV)-torchrl/.installed: EXTRAS := test,classic-control,torchrl
+$(VENV)-envs/.installed:    EXTRAS := test,classic-control,envpool,atari,mujoco,dm-control,pettingzoo
+$(VENV)-docs/.installed:    EXTRAS := docs
+ENVIRONMENTS := $(VENV) $(VENV)-torchrl $(VENV)-envs $(VENV)-docs
+
+$(ENVIRONMENTS:%=%/.installed): %/.installed: pyproject.toml constraints.txt
+	@test -x $*/bin/python || $(PYTHON) -m venv $*
+	@echo "installing into $* (the first time this takes a minute or two)"
+	@$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
+	@$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
 setup: $(VENV)/.installed
@@ -40,49 +54,55 @@ lint: setup
 types: setup
 	$(BIN)/pyright --level error
 
-test: setup lint types
-	$(BIN)/pytest
+check: setup lint types
+	$(BIN)/$(PYTEST) $(PARALLEL) -m "not slow and not processes and not alone"
 
-# With TorchRL's own objects as guests, in an environment that has it.
-$(VENV)-torchrl/.installed: pyproject.toml constraints.txt
-	@test -x $(VENV)-torchrl/bin/python || $(PYTHON) -m venv $(VENV)-torchrl
-	@$(VENV)-torchrl/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
-	@$(VENV)-torchrl/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[test,classic-control,torchrl]"
-	@touch $@
+test: setup lint types test-together test-alone
 
+test-together: setup
+	$(BIN)/$(PYTEST) $(PARALLEL) -m "not slow and not alone" --junitxml=$(RESULTS)/test.xml
+
+test-alone: setup
+	$(BIN)/$(PYTEST) -m "not slow and alone" --junitxml=$(RESULTS)/test-alone.xml
+
+# With TorchRL's own objects as guests.
 test-torchrl: $(VENV)-torchrl/.installed
-	$(VENV)-torchrl/bin/pytest -m torchrl
+	$(VENV)-torchrl/bin/$(PYTEST) $(PARALLEL) -m torchrl --junitxml=$(RESULTS)/test-torchrl.xml
 
-# Envs of other packages, in an environment that has them all.
-ENV_EXTRAS := envpool,atari,mujoco,dm-control,pettingzoo
-$(VENV)-envs/.installed: pyproject.toml constraints.txt
-	@test -x $(VENV)-envs/bin/python || $(PYTHON) -m venv $(VENV)-envs
-	@$(VENV)-envs/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
-	@$(VENV)-envs/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[test,classic-control,$(ENV_EXTRAS)]"
-	@touch $@
-
+# Envs of other packages.
 test-envs: $(VENV)-envs/.installed
-	$(VENV)-envs/bin/pytest tests/test_user_envs.py
+	$(VENV)-envs/bin/$(PYTEST) $(PARALLEL) tests/test_user_envs.py --junitxml=$(RESULTS)/test-envs.xml
 
-# With what takes minutes: every layout in new interpreters, hundreds of kills.
+# With what takes minutes: every layout in new interpreters, hundreds of kills, trainings; and every guest.
 test-all: setup lint types
-	$(BIN)/pytest -m "slow or not slow"
+	$(BIN)/$(PYTEST) $(PARALLEL) -m "not alone"
+	$(BIN)/$(PYTEST) -m alone
+	$(MAKE) --no-print-directory test-torchrl test-envs
 
 # Longer tests of collectors on nodes, and what needs Ray.
 test-distributed: setup
-	$(BIN)/pytest -m "slow or not slow" tests/test_distributed.py tests/test_ray.py tests/test_rpc.py tests/test_two_hosts.py tests/test_examples.py
+	$(BIN)/$(PYTEST) -m "slow or not slow" tests/test_distributed.py tests/test_ray.py tests/test_rpc.py tests/test_two_hosts.py tests/test_examples.py
+
+# Which lines `make test` reaches, in every process. (What is about time is left out: tracing takes some.)
+# A test of other people's forks fails under it, since it is also in their processes.
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: setup
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	-$(BIN)/coverage run -m pytest $(PARALLEL) -m "not slow and not alone"
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage html -q
+	$(BIN)/coverage report | tail -n 45
+	@echo "build/coverage/html/index.html"
+
+# Whether tests see it when the source is wrong.
+mutations: setup
+	$(BIN)/python tests/mutations.py
 
 # The site imports swath, and fetches nothing; any warning is an error, dangling references included. All pages are read
 # each time (-E -a): a page that is not read again would not warn again.
-DOCS := $(VENV)-docs
-$(DOCS)/.installed: pyproject.toml constraints.txt
-	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt torch
-	@$(DOCS)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[docs]"
-	@touch $@
-
-docs: $(DOCS)/.installed
-	$(DOCS)/bin/sphinx-build -q -E -a -W --keep-going -d build/docs/doctrees docs build/docs/html
+docs: $(VENV)-docs/.installed
+	$(VENV)-docs/bin/sphinx-build -q -E -a -W --keep-going -d build/docs/doctrees docs build/docs/html
 	@echo "build/docs/html/index.html"
 
 bench:
@@ -93,5 +113,5 @@ learn: setup
 	$(BIN)/python examples/run_all.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-torchrl $(VENV)-docs $(VENV)-envs build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis MUJOCO_LOG.TXT
+	rm -rf $(ENVIRONMENTS) build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis MUJOCO_LOG.TXT
 	find . -name __pycache__ -prune -exec rm -rf {} +

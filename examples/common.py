@@ -50,7 +50,7 @@ class Returns:
         self._under_way: dict[int, float] = {}
 
     def add(self, batch: TensorDictBase) -> None:
-        traj_ids = batch["collector", "traj_ids"].flatten()
+        traj_ids = batch["collector", "traj_ids"].reshape(-1)
         rewards = batch["next", "reward"].flatten()
         episodes, episode_of_frame = traj_ids.unique(return_inverse=True)
         sums = torch.zeros(len(episodes)).index_add_(0, episode_of_frame, rewards)
@@ -160,7 +160,7 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.add_subplot(xlabel="frames", ylabel=results[0]["curve_shows"], title=results[0]["example"])
     for result in results:
-        frames, _, returns = zip(*result["curve"], strict=True)
+        frames, returns = [point[0] for point in result["curve"]], [point[2] for point in result["curve"]]
         label = f"seed {result['seed']}: {result['mean_return']:.0f} at the end, {result['seconds']:.0f} s"
         axes.plot(frames, returns, label=label)
     axes.axhline(results[0]["target"], color="grey", linestyle=":", label="target")

@@ -46,6 +46,8 @@ def make_network() -> nn.Sequential:
 class EpsilonGreedy(nn.Module):
     """The best action, or any with probability epsilon: a buffer, so it goes to the workers with the weights."""
 
+    epsilon: torch.Tensor
+
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
@@ -139,7 +141,7 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, nn.Module]]:
 def main() -> None:
     torch.set_num_threads(1)  # the other cores are for the workers
     options = read_options(__doc__, FRAMES)
-    frames = 0
+    frames, policy = 0, None
     with Run("DQN, CartPole, MultiAsyncCollector", options, TARGET, "return, 10 evaluation episodes") as run:
         for frames, network in train(options.seed, options.frames):
             policy = as_policy(Greedy(network))

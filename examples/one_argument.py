@@ -30,14 +30,12 @@ def make_env() -> GymEnv:
     return GymEnv("CartPole-v1", categorical_action_encoding=True)
 
 
-def make_actor() -> ProbabilisticTensorDictSequential:
-    network = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(network, in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-        ),
+def make_actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
+    logits = TensorDictModule(network, in_keys=["observation"], out_keys=["logits"])
+    action = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
     )
+    return ProbabilisticTensorDictSequential([logits, action])
 
 
 def advantages(batch: TensorDict, critic: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,16 +55,16 @@ def advantages(batch: TensorDict, critic: nn.Module) -> tuple[torch.Tensor, torc
     return advantage, advantage + value
 
 
-def learn(batch: TensorDict, actor: nn.Module, critic: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def learn(batch: TensorDict, network: nn.Module, critic: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     rows = batch.reshape(-1, batch.shape[-1])
     advantage, target = advantages(rows, critic)
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    observation, action = rows["observation"].flatten(0, 1), rows["action"].flatten()
-    before = rows["action_log_prob"].flatten()
+    observation, action = rows["observation"].reshape(-1, 4), rows["action"].reshape(-1)
+    before = rows["action_log_prob"].reshape(-1)
     advantage, target = advantage.flatten(), target.flatten()
     for _ in range(8):
         for chosen in torch.randperm(len(action)).split(256):
-            chances = Categorical(logits=actor.module[0].module(observation[chosen]))
+            chances = Categorical(logits=network(observation[chosen]))
             ratio = (chances.log_prob(action[chosen]) - before[chosen]).exp()
             gain = torch.min(ratio * advantage[chosen], ratio.clamp(1 - CLIP, 1 + CLIP) * advantage[chosen])
             error = (critic(observation[chosen]).squeeze(-1) - target[chosen]).pow(2)
@@ -79,7 +77,8 @@ def learn(batch: TensorDict, actor: nn.Module, critic: nn.Module, optimizer: tor
 def train(backend: str, total_frames: int, seed: int = 0) -> float:
     """The mean return of the last 50 episodes."""
     torch.manual_seed(seed)
-    actor = make_actor()
+    network = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+    actor = make_actor(network)
     critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
     collector = Collector(
@@ -100,7 +99,7 @@ def train(backend: str, total_frames: int, seed: int = 0) -> float:
                 lengths[int(traj_id)] = lengths.get(int(traj_id), 0) + int(count)
             ended = batch["collector", "traj_ids"][batch["next", "done"].squeeze(-1)]
             returns.extend(lengths.pop(traj_id) for traj_id in ended.tolist())
-            learn(batch, actor, critic, optimizer)
+            learn(batch, network, critic, optimizer)
             collector.update_policy_weights_()
             if number % 10 == 0:
                 mean = sum(returns) / max(1, len(returns))

@@ -42,12 +42,11 @@ def make_network(num_outputs: int) -> nn.Sequential:
 
 
 def make_policy(actor: nn.Module) -> ProbabilisticTensorDictSequential:
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-        ),
+    logits = TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"])
+    action = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
     )
+    return ProbabilisticTensorDictSequential([logits, action])
 
 
 def by_env(batch: TensorDictBase) -> TensorDictBase:
@@ -122,7 +121,7 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, ProbabilisticTens
 def main() -> None:
     torch.set_num_threads(1)  # the cores are for the envs
     options = read_options(__doc__, FRAMES)
-    returns, frames, next_look = Returns(last=20), 0, 0
+    returns, frames, next_look, policy = Returns(last=20), 0, 0, None
     with Run("PPO, CartPole, AsyncBatchedCollector", options, TARGET, "return, last 20 training episodes") as run:
         for frames, policy, batch in train(options.seed, options.frames):
             returns.add(batch)

@@ -47,12 +47,11 @@ def make_network(num_outputs: int, gain: float) -> nn.Sequential:
 
 
 def make_policy(actor: nn.Module) -> ProbabilisticTensorDictSequential:
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-        ),
+    logits = TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"])
+    action = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
     )
+    return ProbabilisticTensorDictSequential([logits, action])
 
 
 def as_one_tensor(*modules: nn.Module) -> torch.Tensor:
@@ -77,7 +76,7 @@ def advantages_and_targets(batch: TensorDictBase, critic: nn.Module) -> tuple[to
     value, next_value = critic(observations).squeeze(-1)
     goes_on = ~batch["next", "terminated"].squeeze(-1)
     error = batch["next", "reward"].squeeze(-1) + GAMMA * next_value * goes_on - value
-    decay = GAMMA * LAMBDA * ~batch["next", "done"].squeeze(-1)
+    decay = ~batch["next", "done"].squeeze(-1) * (GAMMA * LAMBDA)
     advantage = torch.empty_like(error)
     ahead = torch.zeros(len(error))
     for t in reversed(range(error.shape[1])):
@@ -137,7 +136,7 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, ProbabilisticTens
 def main() -> None:
     torch.set_num_threads(1)  # the cores are for the workers
     options = read_options(__doc__, FRAMES)
-    returns, frames, next_look = Returns(last=20), 0, 0
+    returns, frames, next_look, policy = Returns(last=20), 0, 0, None
     with Run("PPO, CartPole, MultiSyncCollector", options, TARGET, "return, last 20 training episodes") as run:
         for frames, policy, batch in train(options.seed, options.frames):
             returns.add(batch)

@@ -47,12 +47,11 @@ def make_network(num_outputs: int) -> nn.Sequential:
 
 
 def make_policy(actor: nn.Module) -> ProbabilisticTensorDictSequential:
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-        ),
+    logits = TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"])
+    action = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
     )
+    return ProbabilisticTensorDictSequential([logits, action])
 
 
 @torch.no_grad()
@@ -62,7 +61,7 @@ def advantages_and_targets(rows: TensorDictBase, critic: nn.Module) -> tuple[tor
     next_value = critic(rows["next", "observation"]).squeeze(-1)
     goes_on = ~rows["next", "terminated"].squeeze(-1)
     error = rows["next", "reward"].squeeze(-1) + GAMMA * next_value * goes_on - value
-    decay = GAMMA * LAMBDA * ~rows["next", "done"].squeeze(-1)
+    decay = ~rows["next", "done"].squeeze(-1) * (GAMMA * LAMBDA)
     advantage = torch.empty_like(error)
     ahead = torch.zeros(len(error))
     for t in reversed(range(error.shape[1])):
@@ -76,8 +75,8 @@ def learn(
 ) -> None:
     advantage, target = (x.flatten() for x in advantages_and_targets(rows, critic))
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    observation, action = rows["observation"].flatten(0, 1), rows["action"].flatten()
-    old_log_prob = rows["action_log_prob"].flatten()
+    observation, action = rows["observation"].reshape(-1, 4), rows["action"].reshape(-1)
+    old_log_prob = rows["action_log_prob"].reshape(-1)
     for _ in range(EPOCHS):
         for some in torch.randperm(len(action)).split(MINIBATCH):
             log_probs = actor(observation[some]).log_softmax(-1)
@@ -120,7 +119,7 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, ProbabilisticTens
 def main() -> None:
     torch.set_num_threads(1)  # the cores are for the actors
     options = read_options(__doc__, FRAMES)
-    returns, frames, next_look = Returns(last=20), 0, 0
+    returns, frames, next_look, policy = Returns(last=20), 0, 0, None
     with Run("PPO, CartPole, RayCollector", options, TARGET, "return, last 20 training episodes") as run:
         for frames, policy, batch in train(options.seed, options.frames):
             returns.add(batch)

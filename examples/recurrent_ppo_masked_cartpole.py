@@ -73,12 +73,13 @@ class Network(nn.Module):
 
 
 def make_policy(network: Network) -> ProbabilisticTensorDictSequential:
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(network, in_keys=["observation", "hidden"], out_keys=["logits", "value", ("next", "hidden")]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-        ),
+    step = TensorDictModule(
+        network, in_keys=["observation", "hidden"], out_keys=["logits", "value", ("next", "hidden")]
     )
+    action = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
+    )
+    return ProbabilisticTensorDictSequential([step, action])
 
 
 @torch.no_grad()
@@ -149,7 +150,7 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, ProbabilisticTens
 def main() -> None:
     torch.set_num_threads(1)  # the cores are for the workers
     options = read_options(__doc__, FRAMES)
-    returns, frames, next_look = Returns(last=20), 0, 0
+    returns, frames, next_look, policy = Returns(last=20), 0, 0, None
     name = "recurrent PPO, CartPole without velocities, MultiSyncCollector"
     with Run(name, options, TARGET, "return, last 20 training episodes") as run:
         for frames, policy, batch in train(options.seed, options.frames):

@@ -161,7 +161,7 @@ def train(seed: int, total_frames: int) -> Iterator[tuple[int, TensorDictModule]
 def main() -> None:
     torch.set_num_threads(1)  # the other core is for the worker
     options = read_options(__doc__, FRAMES)
-    frames = 0
+    frames, policy = 0, None
     with Run("SAC, Pendulum, start()", options, TARGET, "return, 10 evaluation episodes") as run:
         for frames, policy in train(options.seed, options.frames):
             few = evaluate(make_env, policy, STEPS_PER_EPISODE, STOPPING_SEED, num_episodes=10).mean()

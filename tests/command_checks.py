@@ -32,7 +32,8 @@ def batches_as_frames(batches: list[TensorDict]) -> TensorDict:
     """What a dataset of these batches holds: each env's frames in a piece."""
     rows = [batch.reshape(-1, batch.shape[-1]) for batch in batches]
     envs = [torch.cat([row[env] for row in rows if env < len(row)]) for env in range(len(rows[0]))]
-    return torch.cat(envs)
+    frames: Any = torch.cat(envs)
+    return frames
 
 
 def wait_for(stream: Any, text: str) -> None:

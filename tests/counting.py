@@ -131,7 +131,8 @@ def plain_loop(
         for name in states:
             root["next", name] = acted["next", name]
         rows.append(root)
-    return torch.stack(rows, 1)
+    whole: Any = torch.stack(rows, 1)
+    return whole
 
 
 def assert_same(got: TensorDict, expected: TensorDict) -> None:
@@ -158,14 +159,14 @@ def assert_consistent(batches: list[TensorDict]) -> None:
 
     Within a trajectory steps count up by one from 0, roots follow from what was next, and only its last step is done.
     """
-    rows: dict[int, list[TensorDict]] = {}
+    rows: dict[int, list[Any]] = {}
     for batch in batches:
         for row in batch.reshape(-1, batch.shape[-1]) if batch.ndim > 1 else batch.unsqueeze(0):
             for frame_ids in (row["collector", "traj_ids"],):
                 for traj_id in frame_ids.unique(sorted=False).tolist():
                     rows.setdefault(traj_id, []).append(row[frame_ids == traj_id])
     for traj_id, pieces in rows.items():
-        trajectory = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        trajectory: Any = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         observation, after = trajectory["observation"], trajectory["next", "observation"]
         steps = torch.arange(len(trajectory), dtype=torch.float32)
         assert torch.equal(observation[:, 1], steps), (traj_id, observation[:, 1])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
 import torch.distributed
 
 from swath.workers.start import server
@@ -44,8 +46,25 @@ def descriptors() -> int:
 
 
 def shared_memory() -> set[str]:
-    """Named memory. (Named semaphores are left out: swath makes none, other programs on the machine may.)"""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+    """Named memory, but for that of programs beside this one, such as another process that runs tests.
+
+    Torch and multiprocessing write the number of the process into the name. (Named semaphores are left out: swath
+    makes none, other programs on the machine may.)
+    """
+    ours = {os.getpid(), *children()}
+    return {
+        name
+        for name in os.listdir("/dev/shm")
+        if not name.startswith("sem.") and not any(_is_alive(pid) for pid in _numbers(name) - ours)
+    }
+
+
+def _numbers(name: str) -> set[int]:
+    return {int(number) for number in re.findall(r"(?<![0-9a-f])[0-9]+(?![0-9a-f])", name)}
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
@@ -60,12 +79,18 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _open_what_stays_open() -> None:
-    """The first store of torch.distributed in a process opens a pipe (libuv's, for signals) that is never closed."""
-    torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    """What the first of a kind in a process opens, and nobody closes.
+
+    A store of torch.distributed has a pipe (libuv's, for signals); an array that multiprocessing shares, as Gymnasium's
+    AsyncVectorEnv does, the file of its heap.
+    """
+    multiprocessing.RawArray("c", 1)
+    store = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public, but not in an __all__)
+    store("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
+@contextlib.contextmanager
+def nothing_is_left() -> Iterator[None]:
     """Nothing is left behind, 5 seconds after the test at the latest."""
     server().ensure_running()
     _open_what_stays_open()

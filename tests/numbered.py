@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,19 @@ _SIZE = 32
 
 
 class NumberedEnv(gymnasium.Env):
-    """Observation: env, process, tick (of every reset and step), episode, then the same check all over."""
+    """Observation: env, process, tick (of every reset and step), episode, then the same check all over.
+
+    Args:
+        gate: a file; in each process, an env goes past ``free_ticks`` only when it is there.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, number: int = 0, longest: int = 40) -> None:
+    def __init__(self, number: int = 0, longest: int = 40, gate: str | None = None, free_ticks: int = 0) -> None:
         self.observation_space = spaces.Box(-(2**62), 2**62, (_SIZE,), np.int64)
         self.action_space = spaces.Discrete(2)
         self.number, self.longest = number, longest
+        self.gate, self.free_ticks = gate, free_ticks
         self.tick = self.episode = 0
         self.rng = np.random.default_rng(number)
 
@@ -45,7 +51,14 @@ class NumberedEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.left -= 1
+        if self.gate is not None and self.tick >= self.free_ticks:
+            self._wait_at_the_gate(self.gate)
         return self._observe(), float(self.tick), self.left == 0, False, {}
+
+    def _wait_at_the_gate(self, gate: str) -> None:
+        while not os.path.exists(gate):
+            time.sleep(0.001)
+        self.gate = None
 
 
 def make_numbered(number: int = 0, **kwargs: Any) -> GymWrapper:

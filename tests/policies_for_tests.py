@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from tensordict.nn import (
+    InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -22,14 +23,16 @@ def deterministic() -> TensorDictModule:
 
 def stochastic() -> ProbabilisticTensorDictSequential:
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"],
-            out_keys=["action"],
-            distribution_class=torch.distributions.OneHotCategorical,
-            return_log_prob=True,
-            default_interaction_type="random",
-        ),
+        [
+            TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
+            ProbabilisticTensorDictModule(
+                in_keys=["logits"],
+                out_keys=["action"],
+                distribution_class=torch.distributions.OneHotCategorical,
+                return_log_prob=True,
+                default_interaction_type=InteractionType("random"),
+            ),
+        ]
     )
 
 
@@ -52,9 +55,11 @@ def recurrent() -> TensorDictModule:
 
 def actor_critic() -> TensorDictSequential:
     return TensorDictSequential(
-        TensorDictModule(mlp(4, 8), in_keys=["observation"], out_keys=["features"]),
-        TensorDictModule(nn.Linear(8, 3), in_keys=["features"], out_keys=["action"]),
-        TensorDictModule(nn.Linear(8, 1), in_keys=["features"], out_keys=["state_value"]),
+        [
+            TensorDictModule(mlp(4, 8), in_keys=["observation"], out_keys=["features"]),
+            TensorDictModule(nn.Linear(8, 3), in_keys=["features"], out_keys=["action"]),
+            TensorDictModule(nn.Linear(8, 1), in_keys=["features"], out_keys=["state_value"]),
+        ]
     )
 
 

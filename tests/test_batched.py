@@ -17,13 +17,12 @@ from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 
 from counting import CountingEnv, assert_consistent, make_counting
-from leaks import no_leaks  # noqa: F401
 from policies_for_tests import actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import AsyncBatchedCollector, RandomPolicy
 from swath.envs import AsyncEnvPool, GymWrapper
 from swath.errors import WorkerDied, WorkerHangs
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 def threads(count: int = 3, policy: Any = None, **kwargs: Any) -> AsyncBatchedCollector:
@@ -147,7 +146,7 @@ def test_random_frames_limits_and_hooks() -> None:
     )
     batches = list(collector)
     assert calls == [30] * 10
-    data = torch.cat(batches)
+    data: Any = torch.cat(batches)
     assert torch.equal(data["seen"], data["observation"])
     chosen = (data["action"] == -1).all(-1)
     # Exactly so many frames were not the policy's; of each env, the first ones.
@@ -166,7 +165,7 @@ def test_limits_begin_anew_with_every_episode() -> None:
         collector = AsyncBatchedCollector(
             makers, deterministic(), frames_per_batch=60, total_frames=600, max_frames_per_traj=limit, num_workers=2
         )
-        data = torch.cat(list(collector))
+        data: Any = torch.cat(list(collector))
         last = data["next", "done"].squeeze(-1)
         counts = data["next", "step_count"].squeeze(-1)
         assert torch.equal(counts.float(), data["next", "observation"][:, 1])
@@ -179,7 +178,7 @@ def test_limits_begin_anew_with_every_episode() -> None:
 def test_seeds_give_the_same_episodes_to_every_env() -> None:
     def collected(collector: AsyncBatchedCollector) -> dict[int, Any]:
         collector.set_seed(12)
-        data = torch.cat(list(collector))
+        data: Any = torch.cat(list(collector))
         return {env: data[data["env_index"] == env] for env in range(4)}
 
     policy = deterministic()
@@ -211,7 +210,8 @@ def test_resets() -> None:
     for batch in collector:
         for env in batch["env_index"].unique():
             assert batch[batch["env_index"] == env]["observation"][0, 1] == 0
-    collector = threads(frames_per_batch=30, total_frames=-1)
+    # All three in each call of the policy: so each is in both batches, however busy the machine is.
+    collector = threads(frames_per_batch=30, total_frames=-1, min_batch_size=3, server_timeout=10.0)
     first = next(iter(collector))
     collector.reset([1])
     second = next(iter(collector))
@@ -317,13 +317,15 @@ def test_an_env_that_raises(backend: str) -> None:
     collector = AsyncBatchedCollector(
         makers, deterministic(), frames_per_batch=500, total_frames=5000, env_backend=backend, num_workers=3
     )
+    got: list[Any] = []  # whole batches, if the other envs are much faster
     with pytest.raises(ValueError, match="the gearbox is broken") as caught:
-        list(collector)
+        got.extend(collector)
     assert "env 2" in " ".join(caught.value.__notes__)
     partial = collector.partial_batch
     assert partial is not None
-    assert int((partial["env_index"] == 2).sum()) == 20
-    assert_consistent([partial])  # type: ignore[list-item]
+    got.append(partial)
+    assert sum(int((batch["env_index"] == 2).sum()) for batch in got) == 20
+    assert_consistent(got)
 
 
 def test_a_policy_that_raises() -> None:
@@ -343,6 +345,7 @@ def drain(stream: Any) -> None:
         pass
 
 
+@pytest.mark.alone
 def test_a_killed_env_process() -> None:
     for instant in range(5):
         collector = AsyncBatchedCollector(

@@ -6,8 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,14 +16,15 @@ import torch
 from tensordict.nn.probabilistic import interaction_type
 
 from counting import assert_consistent, make_counting
-from leaks import children, descriptors, no_leaks, wait_until  # noqa: F401
+from leaks import children, descriptors, wait_until
 from policies_for_tests import deterministic
+from programs import WarmProgram
 from swath.collectors import AsyncBatchedCollector, BaseCollector, Collector
 from swath.envs import ParallelEnv
 from swath.errors import CollectorClosed, WorkerDied
 from swath.workers.stage import ENDED
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 def lock_step(**kwargs: Any) -> BaseCollector:
@@ -44,6 +43,7 @@ def pids(collector: Any) -> list[int]:
     return [member.pid for member in collector.env._crew.hosts.fleet.members]
 
 
+@pytest.mark.alone
 @MAKERS
 def test_a_kill_at_any_instant_is_an_error_that_names_the_worker(make: Callable[..., Any]) -> None:
     draw = random.Random(0)
@@ -195,8 +195,7 @@ def test_processes_leave_when_their_owner_is_killed() -> None:
         "print(*[member.pid for member in collector.env._crew.hosts.fleet.members], flush=True)\n"
         "for _ in stream: pass\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
+    with WarmProgram(script) as owner:
         workers = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(workers) == 2
         owner.kill()

@@ -33,7 +33,7 @@ def make_env(num_envs: int | None = None, longest: int = 50) -> EnvBase:
     return SerialEnv(num_envs, lambda: GymWrapper(CountingEnv(longest)))
 
 
-def collect(env: Any, policy: Any = None, **kwargs: Any) -> list[TensorDict]:
+def collect(env: Any, policy: Any = None, **kwargs: Any) -> list[Any]:
     return list(Collector(env, policy, **{"frames_per_batch": 12, "total_frames": 36, **kwargs}))
 
 
@@ -160,7 +160,7 @@ def test_keys_of_pendulum() -> None:
 
 def test_one_traj_id_for_each_episode_over_batches() -> None:
     batches = collect(make_env(3, longest=9), total_frames=360)
-    data = torch.cat(batches, 1)
+    data: Any = torch.cat(batches, 1)
     ids, ends = data["collector", "traj_ids"], data["next", "done"].squeeze(-1)
     assert torch.equal(ids[:, 1:] != ids[:, :-1], ends[:, :-1])
     assert len(ids.unique()) == int(ends[:, :-1].sum()) + 3
@@ -171,7 +171,8 @@ def test_one_traj_id_for_each_episode_over_batches() -> None:
 
 def test_max_frames_per_traj() -> None:
     policy = deterministic()
-    data = torch.cat(collect(make_env(3), policy, max_frames_per_traj=7, frames_per_batch=33, total_frames=330), 1)
+    batches = collect(make_env(3), policy, max_frames_per_traj=7, frames_per_batch=33, total_frames=330)
+    data: Any = torch.cat(batches, 1)
     count = data["step_count"].squeeze(-1)
     assert int(count.max()) == 6
     assert torch.equal(data["next", "step_count"], data["step_count"] + 1)
@@ -250,7 +251,7 @@ def seeded(num_envs: int | None, longest: int = 50, seed: int = 0) -> EnvBase:
 @pytest.mark.parametrize("traj_format", ["padded", "cat"])
 def test_trajs_per_batch_delivers_whole_episodes_each_once(traj_format: Any) -> None:
     policy = deterministic()
-    plain = torch.cat(collect(seeded(3, 9), policy, total_frames=240), 1)
+    plain: Any = torch.cat(collect(seeded(3, 9), policy, total_frames=240), 1)
     batches = collect(seeded(3, 9), policy, total_frames=240, trajs_per_batch=4, traj_format=traj_format)
     seen = []
     for batch in batches:
@@ -312,7 +313,7 @@ def test_interruptor_makes_the_batch_shorter() -> None:
 
     batches = collect(make_env(2), interruptor=After5(), frames_per_batch=14, total_frames=28)
     assert [tuple(batch.shape) for batch in batches] == [(2, 5), (2, 5), (2, 4)]
-    data = torch.cat(batches, 1)
+    data: Any = torch.cat(batches, 1)
     same = ~data["next", "done"].squeeze(-1)[:, :-1]
     assert torch.equal(data["observation"][:, 1:][same], data["next", "observation"][:, :-1][same])
 
@@ -362,7 +363,7 @@ def test_devices(device: str) -> None:
 
 
 def test_policy_copied_to_another_device_gets_its_weights_by_update() -> None:
-    policy = deterministic()
+    policy: Any = deterministic()
     collector = Collector(make_env(2), policy, frames_per_batch=12, policy_device="cpu:0")
     batches = iter(collector)
     with torch.no_grad():
@@ -431,7 +432,7 @@ def test_replay_buffer_gets_every_batch() -> None:
 
 
 def test_same_seed_same_bytes() -> None:
-    def run(seed: int) -> torch.Tensor:
+    def run(seed: int) -> Any:
         collector = Collector(make_env(3), policy, frames_per_batch=30, total_frames=90, init_random_frames=31)
         collector.set_seed(seed)
         batches = []
@@ -450,7 +451,7 @@ def test_same_seed_same_bytes() -> None:
 def test_seeded_collectors_in_threads_give_what_they_give_alone() -> None:
     policy = stochastic()
 
-    def run(seed: int) -> TensorDict:
+    def run(seed: int) -> Any:
         collector = Collector(make_env(2), policy, frames_per_batch=20, total_frames=400)
         collector.set_seed(seed)
         return torch.cat(list(collector), 1)
@@ -497,7 +498,7 @@ def test_resume() -> None:
     ahead = [next(batches)["next", "reward"].numel() for _ in range(2)]
     assert ahead == [12, 12]
 
-    def resumed() -> tuple[Collector, list[TensorDict]]:
+    def resumed() -> tuple[Collector, list[Any]]:
         other = new()
         other.load_state_dict(state)
         assert other.stats()["frames"] == 36
@@ -508,8 +509,9 @@ def test_resume() -> None:
     assert one.stats()["frames"] == 96
     assert sum(batch.numel() for batch in data) == 60
     assert not {i for batch in data for i in batch["collector", "traj_ids"].reshape(-1).tolist()} & ids
-    assert bool((torch.cat(data, 1) == torch.cat(again, 1)).all())  # envs, actions and ids go on as they would
-    random_frames = int((~torch.cat(data, 1)["logits"].any(-1)).sum())
+    whole: Any = torch.cat(data, 1)
+    assert bool((whole == torch.cat(again, 1)).all())  # envs, actions and ids go on as they would
+    random_frames = int((~whole["logits"].any(-1)).sum())
     assert random_frames == 14
 
 
@@ -627,6 +629,7 @@ def test_context_manager_and_use_after_shutdown() -> None:
         collector.rollout()
 
 
+@pytest.mark.processes
 def test_import_changes_nothing() -> None:
     code = """
 import logging, multiprocessing, random, warnings, numpy, torch, tensordict, gymnasium
@@ -711,6 +714,7 @@ class Breaks(CountingEnv):
         self.how = how
 
     def step(self, action: Any) -> Any:
+        rest: list[Any]
         observation, *rest = super().step(action)
         if self.step_count == 6:
             if self.how == "raises":
@@ -758,7 +762,7 @@ def test_an_env_that_breaks_is_named_and_nothing_is_lost(how: str, error: type[E
     assert partial is not None
     assert env.is_closed
     assert sum(batch.numel() for batch in batches) == 0 or len(batches) == 1
-    whole = torch.cat([*batches, partial], 1) if batches else partial
+    whole: Any = torch.cat([*batches, partial], 1) if batches else partial
     assert whole.shape == (2, 5)
     assert whole["next", "observation"][:, :, 1].tolist() == [[1, 2, 3, 4, 5]] * 2
 
@@ -847,7 +851,7 @@ def test_ctrl_c_leaves_a_collector_that_can_go_on() -> None:
     assert not env.is_closed
     rest = list(collector)
     assert sum(batch.numel() for batch in rest) == 16
-    data = torch.cat(rest)
+    data: Any = torch.cat(rest)
     assert data["observation"][:, 1].tolist() == list(range(16))
     assert data["collector", "traj_ids"].unique().tolist() == [1]
 
@@ -952,3 +956,71 @@ def test_profile(tmp_path: Any) -> None:
     assert "addmm" in (tmp_path / "trace.json").read_text()
     with pytest.raises(RuntimeError, match="before the first batch"):
         collector.enable_profile()
+
+
+# -- the front door ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"num_collectors": 1.5}, TypeError, "num_collectors must be an integer, got 1.5"),
+        ({"num_collectors": True}, TypeError, "num_collectors must be an integer"),
+        ({"num_collectors": 0}, ValueError, "at least 1, got 0"),
+        ({"num_collectors": 2, "backend": "thread"}, ValueError, "backend must be one of direct, process"),
+        ({"backend": "direct", "sync": True}, ValueError, "sync goes with workers"),
+        ({"backend": "direct", "backend_options": {"num_workers": 2}}, ValueError, "go with workers"),
+        ({"backend": "process", "backend_options": {"policy": None}}, ValueError, "an argument of Collector itself"),
+        (
+            {"backend": "process", "backend_options": {"num_workers": 1}, "num_workers": 1},
+            ValueError,
+            "num_workers was given as an argument already",
+        ),
+    ],
+)
+def test_bad_backends(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        Collector("CartPole-v1", frames_per_batch=10, **arguments)
+
+
+def test_several_collectors_in_this_process_are_a_serial_env() -> None:
+    collector: Any = Collector("CartPole-v1", backend="direct", num_collectors=3, frames_per_batch=30, total_frames=30)
+    assert [batch.shape for batch in collector] == [(3, 10)]
+
+
+def test_a_random_policy_draws_from_its_spec() -> None:
+    env = GymEnv("CartPole-v1")
+    policy = RandomPolicy(env.action_spec)
+    assert policy(env.reset())["action"].sum() == 1
+    assert RandomPolicy(env.full_action_spec)(env.reset())["action"].sum() == 1
+    assert "OneHot" in repr(policy)
+    with pytest.raises(RuntimeError, match=r"RandomPolicy\(env.action_spec\)"):
+        RandomPolicy()(env.reset())
+
+
+# -- Ctrl-C while a policy is prepared ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "step"), [(deterministic, "_act_on_one_tensor"), (actor_critic, "_operation")])
+def test_ctrl_c_while_a_policy_is_prepared_leaves_nothing_old(
+    monkeypatch: pytest.MonkeyPatch, policy: Any, step: str
+) -> None:
+    """Its parameters were replaced: after the interrupt it must not go on with the old ones, nor with none."""
+    module = policy()
+    collector = Collector(GymWrapper(CountingEnv()), module, frames_per_batch=10)
+    next(iter(collector))
+    for linear in (each for each in module.modules() if isinstance(each, nn.Linear)):
+        linear.weight = nn.Parameter(torch.zeros_like(linear.weight))
+        linear.bias = nn.Parameter(torch.full_like(linear.bias, 2.0))
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"swath.rollout.plan.BoundPolicy.{step}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(collector))
+    batch: Any = next(iter(collector))
+    with torch.no_grad():
+        expected = module(batch.clone())["action"]
+    assert torch.equal(batch["action"], expected)

@@ -16,7 +16,6 @@ import torch
 from tensordict import TensorDict
 
 from counting import CountingEnv, CountingTensorDictEnv, assert_consistent, make_counting, plain_loop
-from leaks import no_leaks  # noqa: F401
 from policies_for_tests import deterministic
 from swath.collectors import (
     AsyncBatchedCollector,
@@ -30,7 +29,7 @@ from swath.collectors.distributed import DistributedCollector
 from swath.envs import AsyncEnvPool, ParallelEnv, SerialEnv, next_seed
 from swath.errors import CollectorClosed
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 SEED = 7
 STEPS = 40
 
@@ -181,7 +180,7 @@ DISTRIBUTED = [
 KINDS = [single(1), single(3), *all_multi("forkserver"), *CENTRAL]
 #: A new interpreter takes seconds to import torch, so most of these are run by `make test-all` only.
 SPAWNED = [
-    pytest.param(kind, marks=() if kind.envs == 2 and "in 1" in kind.name else pytest.mark.slow)
+    pytest.param(kind, marks=() if kind.name.startswith("MultiSyncCollector, 2 envs in 1") else pytest.mark.slow)
     for kind in all_multi("spawn")
 ]
 
@@ -246,7 +245,7 @@ def check_contract(kind: Kind) -> None:
 
     # Data: each env's is its plain loop's. (A policy's matrix product of several rows may round otherwise than of one.)
     for env, got in by_env(kind, batches).items():
-        oracle = plain_loop([CountingEnv()], [seeds[env]], policy, len(got), batched=False)[0]
+        oracle: Any = plain_loop([CountingEnv()], [seeds[env]], policy, len(got), batched=False)[0]
         for key in ("observation", "action", "done", ("next", "observation"), ("next", "reward"), ("next", "done")):
             torch.testing.assert_close(got[key], oracle[key], msg=lambda text, key=key: f"{key}: {text}")
 
@@ -257,7 +256,7 @@ def check_contract(kind: Kind) -> None:
     # Weights: what was not sent is not used, what was sent is; the version says so.
     collector = kind.make(policy, track_policy_version=True)
     stream = iter(collector)
-    next(stream)
+    batch = next(stream)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.zero_()

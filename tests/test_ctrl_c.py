@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from counting import make_counting
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from policies_for_tests import deterministic
 from swath.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.workers import ctrl_c
 from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 def press() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from leaks import no_leaks  # noqa: F401
+from programs import WarmProgram
 from swath.data import (
     ImmutableDatasetWriter,
     LazyMemmapStorage,
@@ -36,7 +33,7 @@ from swath.data import (
 from swath.data.priority_tree import PriorityTree
 from swath.data.tracks import NUM_COUNTERS, Tracks
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage]
 
 
@@ -337,7 +334,8 @@ def test_a_priority_is_not_given_to_the_frame_that_has_overwritten_its_own() -> 
 def test_slices_lie_within_one_trajectory(key: str, size: int) -> None:
     """100,000 slices, also of a buffer that has wrapped, that grows meanwhile, and that has many tracks."""
     rng = np.random.default_rng(0)
-    sampler = SliceSampler(slice_len=8, **({} if key == "ids" else {"end_key": ("next", "done")}))
+    how: dict[str, Any] = {} if key == "ids" else {"end_key": ("next", "done")}
+    sampler = SliceSampler(slice_len=8, **how)
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(size, ndim=2), sampler=sampler)
     next_id, rest = 0, [episodes([0])[:0]] * 3
     num_slices = 0
@@ -589,12 +587,10 @@ while True:
 @pytest.mark.parametrize("lines", [3, 17, 150])
 def test_what_was_committed_is_there_after_a_kill(kind: str, lines: int, tmp_path: Path) -> None:
     path = tmp_path / "rb"
-    program = subprocess.Popen([sys.executable, "-c", _SAVES, str(path), kind], stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    committed = [int(program.stdout.readline()) for _ in range(lines)][-1]
-    os.kill(program.pid, signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
+    with WarmProgram(_SAVES, str(path), kind) as program:
+        committed = [int(program.stdout.readline()) for _ in range(lines)][-1]
+        program.kill()
+        assert program.wait() == -signal.SIGKILL
     if kind == "memmap":
         rb = ReplayBuffer(storage=LazyMemmapStorage(100_000, scratch_dir=path, existsok=True))
         with pytest.raises(FileExistsError, match="existsok"):
@@ -612,3 +608,75 @@ def test_what_was_committed_is_there_after_a_kill(kind: str, lines: int, tmp_pat
     assert torch.equal(rb[:]["y"], x.unsqueeze(1).expand(-1, 64))
     rb.extend(TensorDict(x=x[:10], y=x[:10].unsqueeze(1).expand(10, 64), batch_size=10))
     assert torch.equal(rb[:]["x"][-10:], x[:10])
+
+
+# -- parts that are exchanged ------------------------------------------------------------------------------------------
+
+
+def test_parts_can_be_exchanged() -> None:
+    rb = buffer(10, batch_size=4)
+    sampler, writer = SamplerWithoutReplacement(), RoundRobinWriter()
+    rb.set_sampler(sampler)
+    rb.set_writer(writer)
+    rb.set_storage(LazyTensorStorage(20))
+    assert (rb.sampler, rb.writer, rb.storage.max_size, rb.batch_size) == (sampler, writer, 20, 4)
+    rb.extend(numbers(0, 8))
+    with pytest.raises(RuntimeError, match="make another one"):
+        rb.set_storage(LazyTensorStorage(30))
+    assert repr(rb) == (
+        "TensorDictReplayBuffer(LazyTensorStorage, SamplerWithoutReplacement, RoundRobinWriter, 8 of 20 frames)"
+    )
+
+
+def test_draws_follow_a_generator() -> None:
+    drawn = []
+    for _ in range(2):
+        rb = buffer(100, batch_size=16)
+        rb.extend(numbers(0, 100))
+        rb.set_rng(torch.Generator().manual_seed(3))
+        drawn.append(rb.sample()["x"].tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_transforms_on_the_way_in_and_out() -> None:
+    class Shift:
+        def __call__(self, data: TensorDict) -> TensorDict:
+            return data.set("x", data["x"] + 1)
+
+        def inv(self, data: TensorDict) -> TensorDict:
+            return data.set("x", data["x"] - 1)
+
+    rb = buffer(10, batch_size=10).append_transform(Shift())
+    rb.extend(numbers(5, 3))
+    assert rb[:]["x"].tolist() == [4, 5, 6]
+    assert set(rb.sample()["x"].tolist()) <= {5, 6, 7}
+    with pytest.raises(ValueError, match="invert=True is not supported"):
+        rb.append_transform(Shift(), invert=True)
+
+
+def test_next_says_once_that_all_was_given() -> None:
+    rb = buffer(10, sampler=SamplerWithoutReplacement(), batch_size=5)
+    rb.extend(numbers(0, 10))
+    got = [rb.next() for _ in range(6)]
+    assert [each is None for each in got] == [False, False, True, False, False, True]
+    assert sorted(torch.cat([got[3]["x"], got[4]["x"]]).tolist()) == list(range(10))
+
+
+def test_slices_of_thousands_of_short_episodes() -> None:
+    """More than there is room for at first; then most of them are overwritten, and forgotten."""
+    rb = buffer(3000, sampler=SliceSampler(slice_len=2, strict_length=True), batch_size=200)
+    for round_ in range(8):
+        rb.extend(episodes([2, 3] * 250, first_id=500 * round_))
+        rows = rb.sample().reshape(-1, 2)
+        ids, steps = rows["collector", "traj_ids"], rows["step"]
+        assert (ids[:, 0] == ids[:, 1]).all()
+        assert (steps[:, 1] == steps[:, 0] + 1).all()
+        assert ids.min() >= 500 * round_ - 700
+
+
+def test_a_slice_s_end_is_marked_also_where_nothing_says_truncated() -> None:
+    rb = buffer(50, sampler=SliceSampler(slice_len=4), batch_size=20)
+    rb.extend(episodes([10] * 5).exclude(("next", "truncated")))
+    ends = rb.sample().reshape(5, 4)["next", "truncated"].squeeze(-1)
+    assert ends[:, -1].all()
+    assert not ends[:, :-1].any()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from counting import CountingEnv, assert_consistent, make_counting
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from policies_for_tests import deterministic
 from swath.collectors import Collector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector, DistributedSyncCollector
@@ -27,7 +27,7 @@ from swath.envs import SerialEnv
 from swath.errors import BackgroundFailed, CollectorClosed, EnvError, NodeLost
 from swath.weight_update import DistributedWeightSyncScheme, SharedMemWeightSyncScheme
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 def make(**kwargs: Any) -> DistributedCollector:
@@ -74,8 +74,12 @@ def test_same_bytes_as_worker_processes() -> None:
     """The same seed gives the same data wherever it is collected, also with a policy that draws."""
     from policies_for_tests import stochastic
 
-    collected = []
-    for kind, kwargs in ((MultiSyncCollector, {"num_workers": 2}), (DistributedCollector, {"sync": True})):
+    collected: list[Any] = []
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (MultiSyncCollector, {"num_workers": 2}),
+        (DistributedCollector, {"sync": True}),
+    ]
+    for kind, kwargs in kinds:
         torch.manual_seed(3)
         collector = kind([make_counting] * 2, stochastic(), frames_per_batch=40, total_frames=120, **kwargs)
         collector.set_seed(5)
@@ -113,7 +117,7 @@ def test_every_frame_has_its_version() -> None:
 
 
 @pytest.mark.parametrize(("rule", "expected"), [({"max_weight_update_interval": 3}, 4), ({"update_interval": 2}, 6)])
-def test_weights_are_sent_by_rule(rule: dict[str, int], expected: int) -> None:
+def test_weights_are_sent_by_rule(rule: dict[str, Any], expected: int) -> None:
     with DistributedCollector([make_counting], torch.nn.Linear(4, 3), frames_per_batch=10, **rule) as collector:
         batches = iter(collector)
         for _ in range(12):
@@ -121,6 +125,7 @@ def test_weights_are_sent_by_rule(rule: dict[str, int], expected: int) -> None:
         assert collector.policy_version == expected
 
 
+@pytest.mark.alone
 def test_weights_arrive_in_the_middle_of_a_batch() -> None:
     """A batch of 100 steps of 20 ms takes two seconds; an update must not wait for it."""
     policy = torch.nn.Linear(4, 3)

@@ -7,16 +7,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_run(page: Path) -> None:
+def with_marks(page: Path) -> Any:
+    return pytest.param(page, marks=pytest.mark.ray if "RayCollector(" in page.read_text() else ())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", [*map(with_marks, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_run(page: Path, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("ray") is not None:
+        request.getfixturevalue("cluster")
     text = page.read_text()
     namespace: dict[str, object] = {"__name__": "__main__"}
     for match in BLOCK.finditer(text):
@@ -64,6 +72,7 @@ def test_every_page_is_in_the_site() -> None:
     assert set((ROOT / "docs").rglob("*.md")) - listed == {indexes[0]}
 
 
+@pytest.mark.processes
 def test_pictures_are_as_they_are_drawn(tmp_path: Path) -> None:
     folder = ROOT / "docs" / "pictures"
     subprocess.run([sys.executable, folder / "draw.py", tmp_path], check=True, timeout=60)

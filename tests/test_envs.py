@@ -125,14 +125,14 @@ def test_observation_spaces(name: str, num_envs: int | None) -> None:
     env = wrapped[0] if num_envs is None else SerialEnv(num_envs, [lambda e=e: e for e in wrapped])
     assert set(env.observation_keys) == set(leaves)
     collector = Collector(env, frames_per_batch=20 * (num_envs or 1))
-    for _ in range(2):
-        batch = collector.rollout().reshape(-1, 20)
+    batches = [collector.rollout().reshape(-1, 20) for _ in range(2)]
+    for batch in batches:
         for key, (shape, dtype) in leaves.items():
             assert batch[key].shape[2:] == shape
             assert batch[key].dtype == dtype
             spec = env.observation_spec[key]
             assert spec.is_in(batch[key][0, 0].expand(spec.shape))
-    data = batch
+    data = batches[-1]
     for index, gym_env in enumerate(raw):
         for key in leaves:
             part = leaf_of(space, key) if isinstance(space, spaces.Dict) else space
@@ -470,7 +470,7 @@ def test_a_tensordict_env_may_keep_the_action_it_was_given(num_steps: int) -> No
         frames_per_batch=num_steps,
         total_frames=10,
     )
-    data = torch.cat(list(collector))
+    data: Any = torch.cat(list(collector))
     assert data["next", "reward"].flatten().tolist()[1:] == [3] * 9
     assert data["observation"][:, 1].tolist() == list(range(10))
 
@@ -607,7 +607,7 @@ def test_an_env_that_runs_far_ahead_of_the_others_is_cut(monkeypatch: pytest.Mon
     # Env 0 is a filler every other step, env 1 never: after some batches it must be cut, and marked where it is.
     collector = Collector(uneven(monkeypatch, (1, 10**6)), frames_per_batch=20, total_frames=400)
     with pytest.warns(UserWarning, match=r"env 1 .* got 20 steps ahead .* AutoresetMode.DISABLED") as caught:
-        data = torch.cat(list(collector), 1)
+        data: Any = torch.cat(list(collector), 1)
     assert len(caught) == 1
     assert bool(data["next", "done"][0].all())
     ids, count = data["collector", "traj_ids"][1], data["observation"][1, :, 1]
@@ -634,7 +634,7 @@ def test_what_was_cut_is_no_whole_episode(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_frames_that_wait_are_kept_by_default() -> None:
     inner = SyncVectorEnv([lambda: CountingEnv(1), lambda: CountingEnv(50)], autoreset_mode=AutoresetMode.NEXT_STEP)
-    data = torch.cat(list(Collector(GymWrapper(Hidden(inner)), frames_per_batch=4, total_frames=800)), 1)
+    data: Any = torch.cat(list(Collector(GymWrapper(Hidden(inner)), frames_per_batch=4, total_frames=800)), 1)
     same = ~data["next", "done"][1, :-1, 0]
     assert bool((data["observation"][1, 1:, 1][same] == data["observation"][1, :-1, 1][same] + 1).all())
 
@@ -666,7 +666,7 @@ def test_random_frames_are_exact_with_fillers(total: int) -> None:
     collector = Collector(
         GymWrapper(Hidden(inner)), policy_calls, frames_per_batch=12, total_frames=120, init_random_frames=total
     )
-    data = torch.cat(list(collector), 1)
+    data: Any = torch.cat(list(collector), 1)
     assert int((data["output1"] == 0).sum()) == total
 
 
@@ -798,3 +798,64 @@ def test_composite() -> None:
     del spec["b", "c"]
     assert spec.keys(True, True) == ["a"]
     assert spec.clone() == spec
+
+
+# -- vector envs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_vector_env_says_what_it_is_and_passes_on_what_it_has() -> None:
+    inner = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    env = VectorEnv(inner)
+    assert "batch_size=(2,)" in repr(env)
+    assert env.num_envs == 2
+    with pytest.raises(AttributeError):
+        env.no_such_thing  # noqa: B018
+    assert env.set_seed(None) is None
+    assert env.set_seed(3, static_seed=True) == 3
+    first = env.reset()["observation"]
+    assert torch.equal(first[0], first[1])
+    with pytest.raises(TypeError, match=r"takes a gymnasium\.vector\.VectorEnv, got CartPole"):
+        VectorEnv(gymnasium.make("CartPole-v1").unwrapped)  # type: ignore[arg-type]
+
+
+def test_a_vector_env_that_does_not_say_how_it_resets() -> None:
+    inner = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    inner.metadata = {}
+    with pytest.raises(EnvError, match=r"metadata\['autoreset_mode'\] is missing.*set it"):
+        VectorEnv(inner)
+
+
+class Actions(gymnasium.Env):
+    """Observes the actions that it was given, of nested spaces."""
+
+    observation_space = spaces.Box(-10, 10, (3,), np.float32)
+    action_space = spaces.Dict(
+        {"a": spaces.Tuple([spaces.Box(-1, 1, (1,)), spaces.Discrete(3, start=2)]), "b": spaces.Box(-1, 1, ())}
+    )
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        return np.zeros(3, dtype=np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        (box, number), scalar = action["a"], action["b"]
+        return np.array([box[0], number, scalar], dtype=np.float32), 0.0, False, False, {}
+
+
+def test_nested_actions_reach_each_env_of_a_vector_env() -> None:
+    data: Any = VectorEnv(SyncVectorEnv([Actions] * 3)).rollout(5)
+    seen = data["next", "observation"]
+    assert torch.equal(seen[..., 0], data["action", "a", "0"].squeeze(-1))
+    assert torch.equal(seen[..., 1], data["action", "a", "1"].float().argmax(-1) + 2.0)
+    assert torch.equal(seen[..., 2], data["action", "b"].reshape(3, 5))
+
+
+def test_envs_that_were_seeded_before_they_were_put_together() -> None:
+    def make(seed: int) -> EnvBase:
+        env = GymWrapper(CountingEnv())
+        env.set_seed(seed)
+        return env
+
+    seeds = [5, 9, 2]
+    first: Any = SerialEnv(3, [lambda seed=seed: make(seed) for seed in seeds]).reset()
+    alone = [make(seed).reset()["observation"] for seed in seeds]
+    assert torch.equal(first["observation"], torch.stack(alone))

@@ -31,14 +31,14 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from counting import CountingTensorDictEnv, make_counting
-from leaks import children, no_leaks, wait_until  # noqa: F401
+from leaks import children, wait_until
 from policies_for_tests import deterministic
 from swath.collectors import Collector, Evaluator, MultiSyncCollector, RandomPolicy
 from swath.collectors.evaluation import EpisodeLedger, episode_quotas
 from swath.envs import Composite, EnvBase, GymWrapper, ParallelEnv, SerialEnv, Unbounded
 from swath.errors import CollectorClosed, WorkerDied
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 BACKENDS = ["thread", "process"]
 
@@ -106,7 +106,7 @@ class StuckEnv(EchoEnv):
         raise AssertionError
 
 
-def echo_policy(value: float) -> TensorDictModule:
+def echo_policy(value: float) -> Any:  # a TensorDictModule, whose ``module`` is typed as any function
     """Always the same action."""
     net = nn.Linear(1, 1)
     nn.init.zeros_(net.weight)
@@ -346,7 +346,7 @@ def test_the_policy_that_is_trained_is_evaluated_as_it_is_now() -> None:
 def test_training_goes_on_and_what_is_evaluated_stays(given: str) -> None:
     policy, env = echo_policy(1.0), GatedEnv(length=3)
     # (A factory that gives away the very module that is trained.)
-    source = {"policy_factory": lambda env: policy} if given == "factory" else {"policy": policy}
+    source: dict[str, Any] = {"policy_factory": lambda env: policy} if given == "factory" else {"policy": policy}
     with Evaluator(env, num_trajectories=1, **source) as evaluator:
         evaluator.trigger_eval(policy if given == "weights" else None)
         assert env.is_in_step.wait(10)
@@ -410,9 +410,10 @@ class DropoutNet(nn.Module):
 
 @pytest.mark.parametrize("is_training", [True, False])
 def test_modes_are_left_alone(is_training: bool) -> None:
-    policy = TensorDictModule(DropoutNet(), in_keys=["observation"], out_keys=["action"])
+    network = DropoutNet()
+    policy = TensorDictModule(network, in_keys=["observation"], out_keys=["action"])
     policy.train(is_training)
-    policy.module.frozen.eval()
+    network.frozen.eval()
     before = [module.training for module in policy.modules()]
     with Evaluator(EchoEnv(20), policy, num_trajectories=2) as evaluator:
         for _ in range(2):
@@ -422,10 +423,12 @@ def test_modes_are_left_alone(is_training: bool) -> None:
 
 def gaussian_policy() -> ProbabilisticTensorDictSequential:
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(
-            lambda observation: (observation * 3, torch.ones_like(observation)), ["observation"], ["loc", "scale"]
-        ),
-        ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=torch.distributions.Normal),
+        [
+            TensorDictModule(
+                lambda observation: (observation * 3, torch.ones_like(observation)), ["observation"], ["loc", "scale"]
+            ),
+            ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=torch.distributions.Normal),
+        ]
     )
 
 
@@ -738,6 +741,7 @@ def is_evaluating() -> bool:
     return any(thread.name == "swath-evaluator" for thread in threading.enumerate())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shutdown_stops_an_evaluation_that_would_not_end(backend: str) -> None:
     evaluator = make(backend, lambda: EchoEnv(None), busy_policy="queue")
@@ -777,6 +781,7 @@ def test_results_that_are_there_can_be_read_after_shutdown() -> None:
     assert result["eval/reward"] == 1.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_shutdown_ends_a_process_that_does_not_answer(is_stopped: bool, tmp_path: Path) -> None:
     path = str(tmp_path / "begun")

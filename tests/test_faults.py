@@ -21,7 +21,7 @@ import torch
 from tensordict.nn import TensorDictModule
 
 from counting import CountingEnv, assert_consistent, make_counting
-from leaks import children, descriptors, no_leaks, wait_until  # noqa: F401
+from leaks import children, descriptors, wait_until
 from policies_for_tests import deterministic
 from slow_envs import Fails, NeedsTwo, Unpicklable
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
@@ -31,7 +31,7 @@ from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyn
 from swath.workers.memory import SharedMemory
 from swath.workers.start import server
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
 
 
@@ -52,11 +52,18 @@ def pids(collector: Any) -> list[int]:
     return [line["pid"] for line in collector.stats()["workers"]]
 
 
+def kill_worker(collector: Any, worker: int) -> None:
+    """As soon as there is one: it may be being started again."""
+    assert wait_until(lambda: collector.stats()["workers"][worker]["alive"], 30)
+    os.kill(pids(collector)[worker], signal.SIGKILL)
+
+
 # -- killed ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("round_", range(10))
+@pytest.mark.parametrize("round_", [0, *(pytest.param(round_, marks=pytest.mark.slow) for round_ in range(1, 10))])
 def test_killed_at_any_instant(kind: type, round_: int) -> None:
     """Ten times five instants for each kind: a hundred in all."""
     instants = random.Random(round_)
@@ -122,25 +129,21 @@ def test_restarts_go_on_and_what_is_delivered_is_right(kind: type, steps: int) -
     )
     collector.set_seed(3)
     instants = random.Random(steps)
-    stop = threading.Event()
-
-    def kill_now_and_then() -> None:
-        for _ in range(6):
-            if stop.wait(instants.uniform(0.02, 0.3)):
-                return
-            pid = instants.choice(pids(collector))
-            with contextlib.suppress(ProcessLookupError, TypeError):  # it is being started again
-                os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_now_and_then)
+    num_batches, num_kills = len(collector), 6
+    # A kill comes at some instant after one batch, and before the next kill's turn.
+    turns = [turn * num_batches // (num_kills + 1) for turn in range(num_kills + 1)]
+    batches: list[Any] = []
+    killer = threading.Thread(target=lambda: None)
     killer.start()
-    try:
-        batches = [batch.clone() for batch in collector]
-    finally:
-        stop.set()
-        killer.join()
+    for index, batch in enumerate(collector):
+        batches.append(batch.clone())
+        if index in turns:
+            killer.join()
+            if index != turns[-1]:
+                killer = threading.Timer(instants.uniform(0, 0.02), kill_worker, (collector, instants.randrange(2)))
+                killer.start()
     assert sum(batch.numel() for batch in batches) == 48_000
-    assert sum(line["restarts"] for line in collector.stats()["workers"]) > 0
+    assert sum(line["restarts"] for line in collector.stats()["workers"]) == num_kills
     rows = [row for batch in batches for row in (batch if batch.ndim == 2 else [batch])]
     assert_consistent(rows)
     # Within a batch, an episode that was broken off is marked: ids change only after a done.
@@ -185,6 +188,7 @@ def test_restarted_workers_have_the_newest_weights() -> None:
     collector.shutdown()
 
 
+@pytest.mark.alone
 def test_restarts_run_out() -> None:
     collector = MultiSyncCollector(
         [lambda: Fails(3, lambda: os._exit(1))], frames_per_batch=60, restart_workers=2, num_workers=1
@@ -310,6 +314,7 @@ def test_an_exception_can_be_survived_by_restarting() -> None:
 # -- hanging ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["hangs", "is stopped"])
 def test_hanging_is_found_out(kind: type, how: str) -> None:
@@ -326,6 +331,7 @@ def test_hanging_is_found_out(kind: type, how: str) -> None:
     assert time.monotonic() - started < 0.5 + 1.0 + 0.5
 
 
+@pytest.mark.alone
 def test_shutdown_does_not_wait_for_a_step_that_hangs() -> None:
     collector = MultiAsyncCollector(
         [make_counting, lambda: Fails(5, lambda: time.sleep(1000))], frames_per_batch=50, num_workers=2
@@ -361,7 +367,8 @@ def test_shutdown_in_the_middle_and_after_a_death(kind: type) -> None:
 # -- resources -------------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_collectors_leave_nothing() -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(90, marks=pytest.mark.slow)])
+def test_many_collectors_leave_nothing(count: int) -> None:
     def once(index: int) -> None:
         with collecting(KINDS[index % 2], total_frames=-1) as collector:
             next(iter(collector))
@@ -370,7 +377,7 @@ def test_a_hundred_collectors_leave_nothing() -> None:
         once(index)
     gc.collect()
     before = descriptors(), children(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for index in range(90):
+    for index in range(count):
         once(index)
     gc.collect()
     assert descriptors() == before[0]
@@ -480,7 +487,7 @@ def test_a_script_needs_no_main_guard_and_ends_by_itself(programs: Any) -> None:
         assert all_gone(mine)
 
 
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_workers_leave_when_the_parent_is_killed(programs: Any, sync: bool) -> None:
     process = programs("for batch in collector: print('.', flush=True)", sync)
     mine = worker_pids(process)
@@ -489,6 +496,7 @@ def test_workers_leave_when_the_parent_is_killed(programs: Any, sync: bool) -> N
     assert wait_until(lambda: all_gone(mine), 5)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sync", [True, False])
 def test_ctrl_c_gives_one_traceback(programs: Any, sync: bool) -> None:
     process = programs("for batch in collector: print('.', flush=True)", sync)
@@ -504,6 +512,7 @@ def test_ctrl_c_gives_one_traceback(programs: Any, sync: bool) -> None:
     assert all_gone(mine)
 
 
+@pytest.mark.alone
 def test_ctrl_c_twice_leaves_at_once(programs: Any) -> None:
     """The first one waits for envs to close, which these do not."""
     body = """
@@ -571,39 +580,27 @@ def test_a_thread_of_an_env_does_not_keep_the_process() -> None:
     assert wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_a_death_is_noticed_though_a_child_of_the_worker_lives_on(method: str) -> None:
+def test_a_death_is_noticed_though_a_child_of_the_worker_lives_on(method: str, tmp_path: Path) -> None:
     def leave_a_child() -> None:
         child = os.fork()
         if not child:
             signal.alarm(20)
             while True:
                 signal.pause()
+        (tmp_path / "child").write_text(str(child))
         os.kill(os.getpid(), signal.SIGKILL)
 
     collector = MultiSyncCollector([lambda: Fails(5, leave_a_child)], frames_per_batch=60, mp_start_method=method)
     started = time.monotonic()
-    before = children()
     with pytest.raises(WorkerDied, match="SIGKILL"):
         next(iter(collector))
     assert time.monotonic() - started < 2
-    for pid in orphans_like(before):
-        os.kill(pid, signal.SIGKILL)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
-def orphans_like(known: set[int]) -> list[int]:
-    """Processes of this program (they have its command line) that belong to nobody any more, or to another one."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            signals_waited_for = "SigCgt" in (folder / "status").read_text() and (folder / "wchan").read_text()
-            if signals_waited_for in ("do_sys_pause", "__do_sys_pause") and int(folder.name) not in known:
-                found.append(int(folder.name))
-    return found
-
-
+@pytest.mark.alone
 def test_hanging_while_weights_are_sent() -> None:
     collector = MultiAsyncCollector(
         [make_counting, lambda: Fails(40, lambda: time.sleep(1000))],
@@ -633,6 +630,7 @@ class ClosesNever(CountingEnv):
         time.sleep(1000)
 
 
+@pytest.mark.alone
 def test_weights_for_a_worker_that_raised_and_does_not_close() -> None:
     collector = MultiAsyncCollector(
         [make_counting, lambda: GymWrapper(ClosesNever())], deterministic(), frames_per_batch=100, num_workers=2

@@ -13,7 +13,6 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from tensordict.nn import TensorDictModule
 
-from leaks import no_leaks  # noqa: F401
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
@@ -24,12 +23,13 @@ from swath.modules import RandomPolicy
 from swath.rollout.structure import Objects, Structure, maybe_dense_stack
 from team import LENGTH, Team
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 def act(tensordict: TensorDict) -> TensorDict:
     """Sees what the env gives, as it gives it."""
-    first = tensordict["agents"][..., 0]["observation"][..., :1]
+    agents: Any = tensordict["agents"]
+    first = agents[..., 0]["observation"][..., :1]
     return tensordict.set("action", first * 10)
 
 
@@ -95,7 +95,7 @@ def test_asynchronously() -> None:
 
 def test_one_policy_for_all() -> None:
     collector = AsyncBatchedCollector([only_tensors] * 2, act, frames_per_batch=20, total_frames=40)
-    data = torch.cat(list(collector))
+    data: Any = torch.cat(list(collector))
     index = data["env_index"].reshape(-1)
     for env in range(2):
         own = data[index == env]
@@ -303,7 +303,7 @@ def test_random_actions_and_attributes() -> None:
     assert guest.is_closed
 
 
-@pytest.mark.parametrize("thing", [3, None, object(), {"env": 1}], ids=str)
+@pytest.mark.parametrize("thing", [3, None, object(), {"env": 1}], ids=["int", "None", "object", "dict"])
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, AsyncBatchedCollector])
 def test_unknown_objects(thing: Any, kind: Any) -> None:
     given = thing if kind is Collector else [thing]

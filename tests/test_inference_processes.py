@@ -23,15 +23,16 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from counting import make_counting
-from leaks import children, no_leaks, wait_until  # noqa: F401
+from leaks import children, wait_until
 from policies_for_tests import deterministic, stochastic
+from programs import WarmProgram
 from swath.collectors import MultiCollector
 from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied, WorkerDied
 from swath.modules import InferenceServer, MPTransport, PolicyClientModule, ProcessInferenceServer, SlotTransport
 from swath.workers import pickling
 
 pytestmark = [
-    pytest.mark.usefixtures("no_leaks"),
+    pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:the envs wait rather than compute"),  # for the server
 ]
 TRANSPORTS = [SlotTransport, MPTransport]
@@ -287,7 +288,7 @@ def test_a_server_in_its_own_process(transport: str) -> None:
         with pytest.raises(RuntimeError, match="started before"):
             server.start()
         asked = observed(3)
-        policy = make_policy()
+        policy: Any = make_policy()
         torch.testing.assert_close(client(asked)["action"], policy(asked.clone())["action"])
         with torch.no_grad():
             policy.module.weight.add_(1)
@@ -336,6 +337,7 @@ def test_a_factory_that_fails() -> None:
         ProcessInferenceServer(lambda: lock)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", ["slots", "mp"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_killed_server_leaves_nobody_waiting(transport: str, number: signal.Signals) -> None:
@@ -363,6 +365,7 @@ def test_a_killed_server_leaves_nobody_waiting(transport: str, number: signal.Si
     collector.shutdown()
 
 
+@pytest.mark.alone
 def test_a_policy_that_ends_its_process() -> None:
     with ProcessInferenceServer(lambda: lambda observation: os._exit(7)) as server:
         start = time.monotonic()
@@ -372,6 +375,7 @@ def test_a_policy_that_ends_its_process() -> None:
         assert wait_until(lambda: server.health()["exitcode"] == 7)
 
 
+@pytest.mark.alone
 def test_a_policy_that_does_not_return_is_ended() -> None:
     server = ProcessInferenceServer(lambda: lambda observation: time.sleep(60)).start()
     future = server.client().submit(observed())
@@ -400,11 +404,15 @@ print(server.pid, flush=True)
     ],
 )
 def test_when_the_owner_ends_the_server_leaves(ending: str, code: int) -> None:
-    script = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(ending=ending)], capture_output=True, text=True, timeout=30
-    )
-    assert script.returncode == code, script.stderr
-    pid = int(script.stdout)
+    if code == -signal.SIGKILL:
+        with WarmProgram(SCRIPT.format(ending=ending)) as program:
+            pid = int(program.stdout.readline())
+            assert program.wait() == code
+    else:
+        command = [sys.executable, "-c", SCRIPT.format(ending=ending)]
+        script = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert script.returncode == code, script.stderr
+        pid = int(script.stdout)
     assert wait_until(lambda: not Path(f"/proc/{pid}").exists() or "zombie" in _state(pid), 5)
 
 

@@ -18,7 +18,6 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from counting import make_counting
-from leaks import no_leaks  # noqa: F401
 from policies_for_tests import actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import Collector
 from swath.envs.specs import Unbounded
@@ -26,7 +25,7 @@ from swath.errors import InferenceError, PolicyInputError, PolicyOutputError, Se
 from swath.modules import InferenceServer, PolicyClientModule, ThreadingTransport
 from swath.weight_update import SharedMemWeightSyncScheme
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 TRANSPORTS = ["threads", "slots", "mp"]
 
 
@@ -411,6 +410,7 @@ def test_policies_that_break_their_contract() -> None:
         server.client()(TensorDict({"obs": torch.ones(4)}))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_pending_requests_fail_at_shutdown(transport: str, recorder: Recorder) -> None:
     server = serving(recorder, transport=transport, max_batch_size=1).start()
@@ -433,6 +433,7 @@ def test_pending_requests_fail_at_shutdown(transport: str, recorder: Recorder) -
         clients[0](observed())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_when_the_servers_thread_dies_nobody_waits(transport: str, recorder: Recorder) -> None:
     def policy(tensordict: TensorDictBase) -> TensorDictBase:
@@ -497,7 +498,8 @@ def test_a_server_that_nobody_can_ask_ends(recorder: Recorder) -> None:
 
 
 def test_arguments() -> None:
-    for wrong in ({"max_batch_size": 0}, {"min_batch_size": 9, "max_batch_size": 8}, {"timeout": -1}):
+    refused: list[dict[str, Any]] = [{"max_batch_size": 0}, {"min_batch_size": 9, "max_batch_size": 8}, {"timeout": -1}]
+    for wrong in refused:
         with pytest.raises(ValueError, match="must"):
             InferenceServer(deterministic(), **wrong)
     with pytest.raises(TypeError, match="either model or policy_factory"):

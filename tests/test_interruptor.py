@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from counting import assert_consistent, make_counting
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from slow_envs import Fails, WaitsForFile, released
 from swath.collectors import MultiAsyncCollector, MultiSyncCollector
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 class Interruptor:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from counting import make_counting
-from leaks import no_leaks  # noqa: F401
 from policies_for_tests import deterministic
 from swath import collectors
 from swath.collectors import (
@@ -57,9 +56,20 @@ def arguments(old: str) -> dict[str, Any]:
     }
 
 
-# (No check of leaks: the first agent of torch RPC in a process opens descriptors that torch never closes.)
-@pytest.mark.parametrize("old", MADE)
+@pytest.mark.processes
+@pytest.mark.parametrize("old", [name for name in MADE if name != "RPCDataCollector"])
 def test_the_old_name_makes_the_new_class_with_one_warning(old: str) -> None:
+    check_old_name(old)
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("rpc")
+@pytest.mark.usefixtures("rpc_agent")
+def test_the_old_name_of_rpc_makes_the_new_class_with_one_warning() -> None:
+    check_old_name("RPCDataCollector")
+
+
+def check_old_name(old: str) -> None:
     kind, new = classes(old)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -117,7 +127,7 @@ def test_classes_are_related_both_ways(old: str) -> None:
     assert pickle.loads(pickle.dumps(kind)) is kind
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 @pytest.mark.parametrize("old", [name for name in MADE if name not in ("_MultiDataCollector", "RPCDataCollector")])
 def test_a_subclass_of_an_old_name_is_used_as_any(old: str) -> None:
     kind, new = classes(old)
@@ -141,7 +151,7 @@ def test_a_subclass_of_an_old_name_is_used_as_any(old: str) -> None:
     assert sum(batch.numel() for batch in mine) == 20
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 def test_a_collector_of_ones_own_on_the_old_base() -> None:
     class Ten(collectors.DataCollectorBase):
         def __init__(self) -> None:
@@ -157,7 +167,7 @@ def test_a_collector_of_ones_own_on_the_old_base() -> None:
     assert isinstance(ten, BaseCollector)
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 def test_an_instance_under_the_new_name_is_one_under_the_old() -> None:
     with Collector(make_counting(), RandomPolicy(), frames_per_batch=10) as collector:
         assert isinstance(collector, collectors.SyncDataCollector)
@@ -166,7 +176,7 @@ def test_an_instance_under_the_new_name_is_one_under_the_old() -> None:
         assert not isinstance(collector, collectors._MultiDataCollector)
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 @pytest.mark.parametrize(("sync", "kind"), [(True, MultiSyncCollector), (False, MultiAsyncCollector)])
 def test_the_old_multi_collector_dispatches(sync: bool, kind: type) -> None:
     with pytest.warns(DeprecationWarning, match="_MultiDataCollector is now called MultiCollector"):
@@ -179,13 +189,14 @@ def test_the_old_multi_collector_dispatches(sync: bool, kind: type) -> None:
         assert [isinstance(collector, old) for old in old_kinds] == [sync, not sync]
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 def test_an_old_name_says_what_runs_in_workers() -> None:
     kind = collectors.SyncDataCollector
     with MultiSyncCollector([make_counting], frames_per_batch=10, total_frames=20, collector_class=kind) as collector:
         assert sum(batch.numel() for batch in collector) == 20
 
 
+@pytest.mark.processes
 def test_names_of_collectors_on_nodes_are_imported_late() -> None:
     code = """if True:
         import sys

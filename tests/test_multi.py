@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
+import multiprocessing.forkserver
+import os
 import pickle
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,14 +21,14 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from counting import CountingEnv, CountingTensorDictEnv, assert_consistent, assert_same, make_counting, plain_loop
-from leaks import no_leaks  # noqa: F401
 from policies_for_tests import Marking, actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
-from swath.envs import EnvBase, GymEnv, SerialEnv, next_seed
+from swath.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv, next_seed
 from swath.errors import CollectorClosed, EnvError, NoLength
+from swath.workers import start
 from swath.workers.layout import WorkerLayout, available_cores, cgroup_cores
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 SEED = 7
 POLICIES: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]]]] = {
     "deterministic": (deterministic, {}),
@@ -70,10 +75,10 @@ def test_sync_equals_the_plain_loop(envs: int, workers: int, policy_kind: str) -
                 [CountingEnv() for _ in own], own, policy, 37 * 3, batched=len(own) > 1, state_shapes=state_shapes
             )
         )
-    oracle = torch.cat(parts)
+    oracle: Any = torch.cat(parts)
     collector = multi(MultiSyncCollector, envs, workers, policy, frames_per_batch=37 * envs, total_frames=37 * 3 * envs)
     collector.set_seed(SEED)
-    got = torch.cat(list(collector), 1)
+    got: Any = torch.cat(list(collector), 1)
     ids = got["collector", "traj_ids"]
     ends = got["next", "done"].squeeze(-1)
     assert_same(without_ids(got), without_ids(oracle))
@@ -95,13 +100,13 @@ def test_every_start_method_delivers_the_same_episodes(kind: type, envs: int, wo
     assert_consistent(batches)
     for env in range(envs):
         if kind is MultiSyncCollector:
-            got = torch.cat([batch[env] for batch in batches])
+            got: Any = torch.cat([batch[env] for batch in batches])
         else:
             got = torch.cat(
                 [batch for batch in batches if int(batch["collector", "env"][0]) == env] or [batches[0][:0]]
             )
         own = seeds(envs)[env]
-        oracle = plain_loop([CountingEnv()], [own], policy, max(1, len(got)), batched=False)[0, : len(got)]
+        oracle: Any = plain_loop([CountingEnv()], [own], policy, max(1, len(got)), batched=False)[0, : len(got)]
         for key in ("observation", ("next", "observation"), ("next", "reward"), ("next", "done")):
             torch.testing.assert_close(got[key], oracle[key])
 
@@ -553,7 +558,8 @@ def test_state(kind: type) -> None:
         assert not old & new
         runs.append(batches)
     if kind is MultiSyncCollector:
-        assert_same(torch.cat(runs[0], 1), torch.cat(runs[1], 1))
+        whole: list[Any] = [torch.cat(run, 1) for run in runs]
+        assert_same(*whole)
     with multi(kind, 3, 3) as other, pytest.raises(ValueError, match=r"state is of 2 workers.*num_workers=2"):
         other.load_state_dict(state)
 
@@ -580,6 +586,7 @@ def test_quota_of_a_control_group(tmp_path: Any) -> None:
     assert cgroup_cores(tmp_path) == 2
 
 
+@pytest.mark.alone
 def test_envs_that_wait_are_told_of_and_auto_spreads_them() -> None:
     from slow_envs import Sleeping
 
@@ -666,10 +673,11 @@ def test_single_collector_has_the_same_data() -> None:
     env = SerialEnv(3, make_counting)
     single = Collector(env, policy, frames_per_batch=90, total_frames=270)
     single.set_seed(SEED)
-    expected = torch.cat(list(single), 1)
+    expected: Any = torch.cat(list(single), 1)
     collector = multi(MultiSyncCollector, 3, 1, policy, frames_per_batch=90, total_frames=270)
     collector.set_seed(SEED)
-    assert_same(without_ids(torch.cat(list(collector), 1)), without_ids(expected))
+    got: Any = torch.cat(list(collector), 1)
+    assert_same(without_ids(got), without_ids(expected))
 
 
 def test_whole_episodes_survive_preemption() -> None:
@@ -725,3 +733,82 @@ def test_a_forked_process_cannot_use_it() -> None:
 def test_lag_and_whole_episodes_do_not_go_together() -> None:
     with pytest.raises(ValueError, match="max_policy_lag does not go with trajs_per_batch"):
         multi(MultiAsyncCollector, max_policy_lag=1, trajs_per_batch=2)
+
+
+# -- processes of processes --------------------------------------------------------------------------------------------
+
+
+def parents_of_envs_in_a_worker(before_envs: Callable[[], None]) -> list[int]:
+    """A ParallelEnv in a worker: which process the processes of its envs were forked from."""
+
+    class Tells(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            observation, info = super().reset(**kwargs)
+            observation[3] = os.getppid()
+            return observation, info
+
+    def make() -> ParallelEnv:
+        before_envs()
+        return ParallelEnv(2, lambda: GymWrapper(Tells()), num_workers=2)
+
+    with MultiSyncCollector([make], frames_per_batch=4) as collector:
+        batch = next(iter(collector))
+    return batch["observation"][0, :, 0, 3].int().tolist()
+
+
+def test_processes_of_a_worker_come_from_the_same_server() -> None:
+    """It has the imports, which another one would need seconds for."""
+    above = start.server()._forkserver_pid  # type: ignore[attr-defined]
+    assert parents_of_envs_in_a_worker(lambda: None) == [above, above]
+
+
+def test_processes_of_a_worker_start_though_the_server_is_gone() -> None:
+    def forget_the_server() -> None:
+        above = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+        above._forkserver_address = "/nowhere/at/all"
+
+    first, second = parents_of_envs_in_a_worker(forget_the_server)
+    assert first == second != start.server()._forkserver_pid  # type: ignore[attr-defined]
+
+
+def test_workers_have_the_environment_variables_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of when the server was started."""
+    start.server().ensure_running()
+    seen: list[list[float]] = []
+    for value in ("3", "5", None):
+        if value is None:
+            monkeypatch.delenv("SWATH_TEST_LENGTH")
+        else:
+            monkeypatch.setenv("SWATH_TEST_LENGTH", value)
+        factory = lambda: make_counting(int(os.environ.get("SWATH_TEST_LENGTH", "1")))  # noqa: E731
+        with MultiSyncCollector([factory], frames_per_batch=40) as collector:
+            (batch,) = itertools.islice(collector, 1)
+        seen.append(batch["next", "observation"][..., 1].max().item())
+    assert seen == [3, 5, 1]
+
+
+class Noise(nn.Module):
+    """One number of each generator that a process has."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        drawn = torch.tensor([torch.rand(()), random.random(), np.random.rand()])  # noqa: NPY002
+        return drawn.expand(*observation.shape[:-1], 3).clone()
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_every_worker_draws_numbers_of_its_own(seed: int | None, method: str) -> None:
+    def collect() -> torch.Tensor:
+        policy = TensorDictModule(Noise(), in_keys=["observation"], out_keys=["action"])
+        with MultiSyncCollector(
+            [make_counting] * 2, policy, frames_per_batch=20, num_workers=2, mp_start_method=method
+        ) as collector:
+            if seed is not None:
+                collector.set_seed(seed)
+            return next(iter(collector))["action"].clone()
+
+    first, second = collect()
+    assert (first != second).all()
+    assert (first[1:] != first[:-1]).all()
+    if seed is not None:
+        assert torch.equal(collect(), torch.stack([first, second]))

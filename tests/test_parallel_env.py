@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,14 +17,15 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from counting import CountingEnv, CountingTensorDictEnv, assert_consistent, assert_same, make_counting
-from leaks import children, no_leaks, wait_until  # noqa: F401
+from leaks import children, wait_until
 from policies_for_tests import deterministic, recurrent
+from programs import WarmProgram
 from swath.collectors import Collector, MultiSyncCollector
 from swath.envs import Composite, EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv, Unbounded, next_seed
 from swath.errors import EnvClosed, EnvError, WorkerDied, WorkerHangs
 from swath.testing import check_env
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 
 
 class DictEnv(gymnasium.Env):
@@ -233,6 +233,7 @@ def test_sys_exit_in_an_env_ends_neither_side() -> None:
         env.rollout(10)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("in_the_step", [False, True])
 def test_a_killed_process_is_named_within_two_seconds(in_the_step: bool) -> None:
     env = ParallelEnv(4, lambda: GymWrapper(BreakingEnv(5 if in_the_step else 10**9, "hang")), num_workers=2)
@@ -294,11 +295,10 @@ def test_processes_leave_when_their_owner_is_killed() -> None:
         "print(*[member.pid for member in env._crew.hosts.fleet.members], flush=True)\n"
         "import signal; signal.pause()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
+    with WarmProgram(script) as owner:
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
-        owner.send_signal(signal.SIGKILL)
+        owner.kill()
     assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 

@@ -71,7 +71,9 @@ class Custom(nn.Module):
 
 
 class AsksForFlag(Custom):
-    def forward(self, observation: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, observation: torch.Tensor, done: torch.Tensor
+    ) -> torch.Tensor:
         return super().forward(observation) * ~done
 
 
@@ -87,8 +89,8 @@ class MutatesItsInput(nn.Module):
 class Wrapped(TensorDictModuleBase):
     """Overrides forward."""
 
-    in_keys = ["observation"]  # noqa: RUF012
-    out_keys = ["action", "extra"]  # noqa: RUF012
+    in_keys: Any = ["observation"]  # noqa: RUF012
+    out_keys: Any = ["action", "extra"]  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,8 +105,8 @@ class Wrapped(TensorDictModuleBase):
 class RecurrentOnTensorDicts(TensorDictModuleBase):
     """Can start without its state."""
 
-    in_keys = ["observation", "hidden"]  # noqa: RUF012
-    out_keys = ["action", ("next", "hidden")]  # noqa: RUF012
+    in_keys: Any = ["observation", "hidden"]  # noqa: RUF012
+    out_keys: Any = ["action", ("next", "hidden")]  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,14 +141,16 @@ def normal_actor() -> ProbabilisticTensorDictSequential:
             return loc, scale.exp()
 
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(LocAndScale(), in_keys=["observation"], out_keys=["loc", "scale"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["loc", "scale"],
-            out_keys=["action"],
-            distribution_class=torch.distributions.Normal,
-            distribution_kwargs={"validate_args": False},
-            return_log_prob=True,
-        ),
+        [
+            TensorDictModule(LocAndScale(), in_keys=["observation"], out_keys=["loc", "scale"]),
+            ProbabilisticTensorDictModule(
+                in_keys=["loc", "scale"],
+                out_keys=["action"],
+                distribution_class=torch.distributions.Normal,
+                distribution_kwargs={"validate_args": False},
+                return_log_prob=True,
+            ),
+        ]
     )
 
 
@@ -163,7 +167,7 @@ def masked() -> TensorDictModule:
 
 
 def hooked() -> TensorDictModule:
-    policy = deterministic()
+    policy: Any = deterministic()
     policy.module[0].register_forward_hook(lambda module, args, output: output + 1)
     return policy
 
@@ -258,7 +262,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     **{f"activation {layer}": stack(nn.Linear(4, 8), layer, nn.Linear(8, 3)) for layer in ACTIVATIONS},
     "deterministic": deterministic,
     "sequence": actor_critic,
-    "nested sequence": lambda: TensorDictSequential(actor_critic(), TensorDictModule(torch.tanh, ["action"], ["tanh"])),
+    "nested sequence": lambda: TensorDictSequential(
+        [actor_critic(), TensorDictModule(torch.tanh, ["action"], ["tanh"])]
+    ),
     "sequence, outputs selected": select_outputs,
     "probabilistic": stochastic,
     "probabilistic, normal": normal_actor,
@@ -311,7 +317,7 @@ def reference(policy: Any, root: TensorDict) -> TensorDictBase:
     return root
 
 
-def compare(policy: Any, env: EnvBase, exploration: InteractionType = InteractionType.RANDOM) -> PolicyPlan:
+def compare(policy: Any, env: EnvBase, exploration: Any = InteractionType.RANDOM) -> PolicyPlan:
     """Three steps on rows against three ordinary calls, with the same random numbers."""
     first = {
         key: torch.rand((*env.batch_size, *field.shape)).to(field.dtype)
@@ -368,7 +374,7 @@ def test_plan_gives_what_the_policy_gives(kind: str, num_envs: int | None) -> No
 @pytest.mark.parametrize(
     ("make", "exploration"),
     [(stochastic, kind) for kind in (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)]
-    + [(normal_actor, kind) for kind in InteractionType if kind is not InteractionType.MEDIAN],
+    + [(normal_actor, kind) for kind in InteractionType.__members__.values() if kind is not InteractionType.MEDIAN],
 )
 def test_exploration_type_is_honoured(make: Callable[[], Any], exploration: InteractionType) -> None:
     compare(make(), make_env("", 3), exploration)
@@ -386,7 +392,7 @@ def test_exploration_type_is_honoured(make: Callable[[], Any], exploration: Inte
     ],
 )
 @pytest.mark.parametrize("return_log_prob", [True, False])
-def test_distributions(kind: Any, names: list[str], num_envs: int | None, return_log_prob: bool) -> None:
+def test_distributions(kind: Any, names: list[Any], num_envs: int | None, return_log_prob: bool) -> None:
     class Parameters(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -399,10 +405,12 @@ def test_distributions(kind: Any, names: list[str], num_envs: int | None, return
             return values[0] if len(names) == 1 else (values[0], values[1].exp())
 
     policy = ProbabilisticTensorDictSequential(
-        TensorDictModule(Parameters(), in_keys=["observation"], out_keys=names),
-        ProbabilisticTensorDictModule(
-            in_keys=names, out_keys=["action"], distribution_class=kind, return_log_prob=return_log_prob
-        ),
+        [
+            TensorDictModule(Parameters(), in_keys=["observation"], out_keys=names),
+            ProbabilisticTensorDictModule(
+                in_keys=names, out_keys=["action"], distribution_class=kind, return_log_prob=return_log_prob
+            ),
+        ]
     )
     integers = kind is torch.distributions.Categorical
     if num_envs is None:
@@ -449,7 +457,7 @@ def test_compiled_policy() -> None:
 
 
 def test_weights_changed_in_place_or_replaced_are_seen() -> None:
-    policy = deterministic()
+    policy: Any = deterministic()
     env = GymWrapper(CountingEnv())
     collector = Collector(env, policy, frames_per_batch=5)
     batches = iter(collector)
@@ -515,8 +523,10 @@ def test_collecting_inside_inference_mode_gives_ordinary_tensors() -> None:
 
 def test_under_autocast_the_plan_is_the_ordinary_call() -> None:
     policy = TensorDictSequential(
-        TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
-        TensorDictModule(torch.Tensor.float, in_keys=["logits"], out_keys=["action"]),
+        [
+            TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
+            TensorDictModule(torch.Tensor.float, in_keys=["logits"], out_keys=["action"]),
+        ]
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plan = compare(policy, make_env("", 3))
@@ -649,7 +659,7 @@ def test_what_overrides_the_call_of_a_module_is_called() -> None:
             return out.set("action", out["action"] + 3)
 
     compare(Adds(mlp(), ["observation"], ["action"]), make_env("", 2))
-    policy = deterministic()
+    policy: Any = deterministic()
     last = policy.module[-1]
     last.forward = lambda x: nn.Linear.forward(last, x) + 5
     compare(policy, make_env("", 2))
@@ -695,7 +705,7 @@ def test_unknown_state_shape_tells_how_to_say_it() -> None:
     def net(observation: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return observation[..., :3] + memory.sum(-1, keepdim=True), memory + 1
 
-    policy = TensorDictModule(net, in_keys=["observation", "memory"], out_keys=["action", ("next", "memory")])
+    policy: Any = TensorDictModule(net, in_keys=["observation", "memory"], out_keys=["action", ("next", "memory")])
     with pytest.raises(PolicyInputError, match=r"policy.state_spec = \{'memory'"):
         collect_with(policy)
     policy.state_spec = {"memory": Unbounded((2,))}

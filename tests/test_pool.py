@@ -13,13 +13,12 @@ import torch
 from tensordict import TensorDict
 
 from counting import CountingEnv, assert_consistent, make_counting, plain_loop
-from leaks import no_leaks  # noqa: F401
 from policies_for_tests import deterministic
 from swath.envs import AsyncEnvPool, GymWrapper, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool, next_seed
 from swath.errors import EnvBusy, EnvClosed, NothingSent, WorkerDied
 from swath.testing import check_env
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
 
 
@@ -64,8 +63,8 @@ def test_each_env_is_its_own_plain_loop(backend: str) -> None:
                 pool.async_step_and_maybe_reset_send(policy(following))
         pool.async_step_and_maybe_reset_recv(min_get=3)
         for env, steps in frames.items():
-            got = torch.stack(steps)
-            oracle = plain_loop([CountingEnv()], [seeds[env]], policy, len(got), batched=False)[0]
+            got: Any = torch.stack(steps)
+            oracle: Any = plain_loop([CountingEnv()], [seeds[env]], policy, len(got), batched=False)[0]
             for key in ("observation", ("next", "observation"), ("next", "reward"), ("next", "done")):
                 torch.testing.assert_close(got[key], oracle[key])
             for flag in ("terminated", "truncated"):
@@ -198,6 +197,7 @@ def test_an_env_that_raises(backend: str) -> None:
         assert pool.async_reset_recv()["env_index"].tolist() == [1]
 
 
+@pytest.mark.alone
 def test_a_killed_process() -> None:
     with AsyncEnvPool([make_counting] * 2, backend="multiprocessing") as pool:
         roots = pool.rand_action(pool.reset())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import os
 import random
 import signal
@@ -25,21 +27,14 @@ from swath.weight_update import RayWeightSyncScheme
 from test_contract import Kind, all_on_nodes, check_contract
 from test_distributed import FailingEnv, is_gone, pids, take
 
-ray = pytest.importorskip("ray", reason="needs the extra `ray`")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+ray: Any = importlib.import_module("ray") if importlib.util.find_spec("ray") else None
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(ray is None, reason="needs the extra `ray`"),
+    pytest.mark.timeout(180),
+]
 #: Two cores; actors must not wait for each other.
 SMALL = {"num_cpus": 0.25}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    from swath.integrations.ray import start_ray
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        start_ray({"num_cpus": 4, "object_store_memory": 200_000_000, "log_to_driver": False})
-        yield
-        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +174,19 @@ def contents(buffer: RayReplayBuffer) -> Any:
 @pytest.mark.parametrize("sync", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_actors_write_to_a_buffer_in_ray(sync: bool) -> None:
     buffer = RayReplayBuffer(storage=lambda: LazyTensorStorage(4000), batch_size=32)
-    collector = make(replay_buffer=buffer, sync=sync, total_frames=1000)
+    # Through the front door.
+    collector = Collector(
+        make_counting,
+        num_collectors=2,
+        backend="ray",
+        backend_options={"remote_configs": SMALL},
+        sync=sync,
+        policy=deterministic(),
+        frames_per_batch=20,
+        replay_buffer=buffer,
+        total_frames=1000,
+    )
+    assert isinstance(collector, RayCollector)
     assert all(batch is None for batch in collector)
     assert len(buffer) == buffer.write_count == 1000
     assert buffer.sample().shape == (32,)
@@ -253,15 +260,6 @@ def test_buffer_in_ray_by_itself() -> None:
     with pytest.raises(TypeError, match="rate_limiter"):
         RayReplayBuffer(rate_limiter=object())
     buffer.close()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_front_door() -> None:
-    with Collector(
-        make_counting, num_collectors=2, backend="ray", frames_per_batch=20, backend_options={"remote_configs": SMALL}
-    ) as collector:
-        assert isinstance(collector, RayCollector)
-        next(iter(collector))
 
 
 def test_a_cluster_of_two_nodes_loses_one(monkeypatch: pytest.MonkeyPatch) -> None:

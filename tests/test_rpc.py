@@ -9,29 +9,20 @@ import time
 from typing import Any
 
 import pytest
-from torch.distributed import rpc
 
 from counting import assert_consistent, make_counting
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from policies_for_tests import deterministic
 from swath.collectors.distributed import RPCCollector
 from swath.errors import NodeLost
 from test_contract import Kind, all_on_nodes, check_contract
 from test_distributed import is_gone, pids, take
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("rpc"), pytest.mark.usefixtures("rpc_agent")]
 
 
 def make(**kwargs: Any) -> RPCCollector:
     return RPCCollector([make_counting] * 2, **{"policy": deterministic(), "frames_per_batch": 20, **kwargs})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _what_stays_open_is_open() -> None:
-    """The first agent of a process opens descriptors that torch never closes."""
-    with RPCCollector("CartPole-v1", frames_per_batch=10, total_frames=10) as collector:
-        list(collector)
-    assert not rpc._is_current_rpc_agent_set()
 
 
 KINDS = all_on_nodes(RPCCollector)

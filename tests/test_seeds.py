@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from swath import collectors
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymEnv
@@ -126,7 +126,7 @@ def linear_policy(num_observations: int, num_actions: int) -> TensorDictModule:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 @pytest.mark.parametrize(("page", "index"), [(WEB_PAGE, 0), (SOURCE_PAGE, 1)])
 def test_multi_collector(page: str, index: int) -> None:
     names = run(page, index, my_policy=linear_policy(4, 2))
@@ -140,7 +140,7 @@ def test_multi_collector(page: str, index: int) -> None:
     assert names["async_collector"].stats()["frames"] == 100_000
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 def test_async_batched_collector() -> None:
     names = run(SOURCE_PAGE, 0)
     # "data is a […] TensorDict of collected transitions"
@@ -150,7 +150,7 @@ def test_async_batched_collector() -> None:
     assert names["collector"].stats()["frames"] == 10_000
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 def test_quick_example() -> None:
     shapes: list[torch.Size] = []
 
@@ -171,7 +171,7 @@ def test_quick_example() -> None:
     assert names["collector"].policy_version == 50
 
 
-@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("page", "index", "name"),
     [(WEB_PAGE, 1, "Collector"), (ONE_LINE, 0, "SyncDataCollector"), (SOURCE_PAGE, 2, "Collector")],

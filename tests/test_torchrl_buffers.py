@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from numbered import TICK, assert_frames_whole, make_numbered, numbered_envs
 from swath.collectors import AsyncBatchedCollector, Collector, MultiCollector
 from swath.envs import SerialEnv
 from swath.modules import RandomPolicy
 
-pytestmark = [pytest.mark.torchrl, pytest.mark.usefixtures("no_leaks")]
+pytestmark = [pytest.mark.torchrl, pytest.mark.processes]
 data = pytest.importorskip("torchrl.data")
 KINDS = ["single", "sync", "async", "batched"]
 #: And whether they are shared: lists cannot be.
@@ -56,8 +56,9 @@ def test_filled(kind: str, storage: str, buffer: str, shared: bool, how: str) ->
         collector.start()
         finish(collector)
     assert len(rb) == 300
-    frames = rb[:]
-    assert_frames_whole(frames if not isinstance(frames, list) else torch.stack(frames))
+    frames: Any = rb[:]
+    whole: Any = frames if not isinstance(frames, list) else torch.stack(frames)
+    assert_frames_whole(whole)
     assert_frames_whole(rb.sample())
 
 

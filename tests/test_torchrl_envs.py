@@ -16,7 +16,6 @@ import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 from tensordict.utils import is_non_tensor
 
-from leaks import no_leaks  # noqa: F401
 from swath.collectors import AsyncBatchedCollector, AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.errors import EnvError
 
@@ -24,7 +23,7 @@ pytestmark = [
     pytest.mark.torchrl,
     pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="needs the extra torchrl"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-    pytest.mark.usefixtures("no_leaks"),
+    pytest.mark.processes,
 ]
 STEPS = 12
 NUM_BATCHES = 2

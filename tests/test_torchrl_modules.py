@@ -11,7 +11,6 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from leaks import no_leaks  # noqa: F401
 from seeded_cartpole import cartpole, seeded
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.envs import GymEnv as OwnGymEnv
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.torchrl,
     pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="needs the extra torchrl"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-    pytest.mark.usefixtures("no_leaks"),
+    pytest.mark.processes,
 ]
 
 
@@ -201,7 +200,7 @@ def test_recurrent_modules_with_their_primers(name: str, kind: Any) -> None:
     torch.manual_seed(0)
     recurrent = getattr(modules(), name)(4, 8, in_key="observation", out_key="features")
     policy = TensorDictSequential(
-        recurrent, TensorDictModule(lambda x: one_hot(x[..., :2]), in_keys=["features"], out_keys=["action"])
+        [recurrent, TensorDictModule(lambda x: one_hot(x[..., :2]), in_keys=["features"], out_keys=["action"])]
     )
 
     def make() -> Any:
@@ -237,7 +236,7 @@ def test_ornstein_uhlenbeck_noise_goes_on_from_step_to_step() -> None:
     spec = pendulum().action_spec
     noise = modules().OrnsteinUhlenbeckProcessModule(spec, eps_init=1.0, eps_end=1.0, theta=0.0, sigma=0.0, mu=0.0)
     noise.ou.x0 = 0.3  # without drift and randomness it stays where it begins, if its state is kept
-    policy = TensorDictSequential(pendulum_actor(), noise)
+    policy = TensorDictSequential([pendulum_actor(), noise])
     (ours, *_) = run(Collector, pendulum, policy)
     steps: list[int] = []
     add = noise.ou.add_sample
@@ -259,7 +258,7 @@ def test_ornstein_uhlenbeck_noise_goes_on_from_step_to_step() -> None:
 
 def test_additive_gaussian_learns_its_spec_from_the_env() -> None:
     noise = modules().AdditiveGaussianModule(None, sigma_init=0.5, sigma_end=0.5)
-    policy = TensorDictSequential(pendulum_actor(), noise)
+    policy = TensorDictSequential([pendulum_actor(), noise])
     (ours, *_) = run(Collector, pendulum, policy)
     assert float(ours["action"].abs().max()) <= 2.0
     (again, *_) = run(Collector, pendulum, policy)
@@ -276,7 +275,7 @@ def test_step_counts_reach_the_workers() -> None:
         in_keys=["observation"],
         out_keys=["action"],
     )
-    policy = TensorDictSequential(always_left, greedy)
+    policy = TensorDictSequential([always_left, greedy])
     collector = MultiSyncCollector([lambda: envs().GymEnv("CartPole-v1")] * 2, policy, frames_per_batch=100)
     stream = iter(collector)
     assert bool(next(stream)["action"][..., 1].any())

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leaks import no_leaks  # noqa: F401
-
-pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 DRIVER = """
 import sys, time

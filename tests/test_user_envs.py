@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDictBase
 
 import user_env_examples as examples
-from leaks import no_leaks, wait_until  # noqa: F401
+from leaks import wait_until
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.envs import (
     DMControlEnv,
@@ -45,7 +45,7 @@ from swath.modules import RandomPolicy
 from swath.testing import check_env
 
 pytestmark = [
-    pytest.mark.usefixtures("no_leaks"),
+    pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning"),
 ]
 SEED = 3
@@ -116,7 +116,7 @@ def plain_pool(make: Callable[[list[int]], tuple[Any, dict[str, Any]]], batch: T
     """A pool that resets by itself: the step after an episode's last is no transition."""
     num_envs, num_steps = batch.shape
     env, reset_kwargs = make(seeds_of(num_envs))
-    given = batch["action"].numpy()
+    given: Any = batch["action"].numpy()
     choices = given if given.dtype.kind == "f" else given.argmax(-1)
     records, taken = [Record() for _ in range(num_envs)], np.zeros(num_envs, int)
     is_filler = np.zeros(num_envs, bool)
@@ -152,7 +152,7 @@ def place(batch: TensorDictBase, agents: list[str], agent: str) -> tuple[str, in
     return group, [other for other in agents if other.rpartition("_")[0] == group].index(agent)
 
 
-def assert_observed(data: TensorDictBase, i: int, observation: Any, leave_out: str = "") -> None:
+def assert_observed(data: Any, i: int, observation: Any, leave_out: str = "") -> None:
     named = observation if isinstance(observation, dict) else {"observation": observation}
     for name, value in named.items():
         assert name == leave_out or np.array_equal(data[name][i].numpy(), value), name
@@ -355,7 +355,7 @@ def test_as_a_plain_loop_has_it(case: Case) -> None:
 def assert_episodes_are_whole(data: TensorDictBase, observation_keys: Any) -> None:
     """Along each trajectory, what came next is what the next step starts from, up to its end."""
     for episode in data["collector", "traj_ids"].unique().tolist():
-        steps = data[data["collector", "traj_ids"] == episode]
+        steps: Any = data[data["collector", "traj_ids"] == episode]
         over = steps["next", "done"].squeeze(-1)
         assert not bool(over[:-1].any())
         for key in observation_keys:
@@ -373,7 +373,8 @@ def test_in_two_workers(case: Case, kind: type) -> None:
     batches = [batch.clone() for batch in collector]
     collector.shutdown()
     assert sum(batch.numel() for batch in batches) == total
-    assert_episodes_are_whole(torch.cat([batch.reshape(-1) for batch in batches]), keys)
+    frames: Any = torch.cat([batch.reshape(-1) for batch in batches])
+    assert_episodes_are_whole(frames, keys)
 
 
 @pytest.mark.parametrize("case", params(OF_EACH_KIND), indirect=True)
@@ -592,7 +593,7 @@ def test_agents_that_leave() -> None:
     pytest.importorskip("pettingzoo")
     raw = examples.leaving()
     batch = collected(make_env(raw), num_steps=8)  # two episodes of four steps
-    scout = batch["scout"]
+    scout: Any = batch["scout"]
     assert scout["mask"][:4].tolist() == [[True] * 3, [True] * 3, [False, True, True], [False, True, True]]
     assert batch["next", "scout", "mask"][3].tolist() == [False] * 3
     # Its last observation is there; afterwards it has nothing.
@@ -628,7 +629,8 @@ def test_agents_that_leave() -> None:
 )
 def test_the_end_of_all_agents(ends: tuple[str, str], terminated: bool, truncated: bool) -> None:
     pytest.importorskip("pettingzoo")
-    last = PettingZooWrapper(examples.leaving(lives=(1, 3), ends=ends)).rollout(10)[-1]["next"]
+    steps: Any = PettingZooWrapper(examples.leaving(lives=(1, 3), ends=ends)).rollout(10)
+    last = steps[-1]["next"]
     assert (bool(last["terminated"]), bool(last["truncated"])) == (terminated, truncated)
 
 

@@ -15,7 +15,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from counting import make_counting
-from leaks import no_leaks, wait_until  # noqa: F401
 from policies_for_tests import deterministic
 from slow_envs import receive_in_a_process
 from swath.collectors import (
@@ -37,12 +36,14 @@ from swath.weight_update import (
     WeightSyncScheme,
 )
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
 
 
 class SaysItsVersion(nn.Module):
     """Writes its weights, which are all its version, into the action; a torn update would show."""
+
+    last: torch.Tensor
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
@@ -83,7 +84,8 @@ def test_a_thousand_updates_while_workers_collect(scheme: type[WeightSyncScheme]
         network.set(version)
         collector.update_policy_weights_()
         network.set(-1)  # an optimizer step that nobody published
-        if version % 5 == 0:
+        before = len(seen)
+        while version % 5 == 0 and len(seen) == before:  # until a batch was begun, or went on, after the update
             batch = next(batches)
             stamps = batch["policy_version"]
             assert torch.equal(stamps, batch["next", "policy_version"])
@@ -92,7 +94,7 @@ def test_a_thousand_updates_while_workers_collect(scheme: type[WeightSyncScheme]
             seen.update(stamps.tolist())
     assert collector.policy_version == updates
     assert [line["policy_version"] for line in collector.stats()["workers"]] == [updates] * 4
-    assert len(seen) > 10
+    assert len(seen) >= updates // 5
     collector.shutdown()
 
 
@@ -304,7 +306,8 @@ def test_no_frame_is_older_than_allowed(when: str, lag: int) -> None:
 
 
 @pytest.mark.parametrize("kind", SCHEMES)
-def test_life_of_a_scheme(kind: type[WeightSyncScheme]) -> None:
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_life_of_a_scheme(kind: type[WeightSyncScheme], method: str) -> None:
     model = nn.Linear(2, 1)
     scheme = kind("state_dict")
     with pytest.raises(RuntimeError, match="init_on_sender"):
@@ -318,7 +321,7 @@ def test_life_of_a_scheme(kind: type[WeightSyncScheme]) -> None:
     scheme.init_on_sender(model_id="policy", model=model, num_workers=2)
     with pytest.raises(RuntimeError, match="sender already"):
         scheme.init_on_receiver(model=model)
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(method)
     pipes, processes = [], []
     for index in range(2):
         ours, theirs = context.Pipe()
@@ -354,7 +357,8 @@ def test_life_of_a_scheme(kind: type[WeightSyncScheme]) -> None:
 def test_strategies() -> None:
     with pytest.raises(ValueError, match="'tensordict' or 'state_dict'"):
         WeightStrategy("pickle")  # type: ignore[arg-type]
-    model, other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    other: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     for form in ("tensordict", "state_dict"):
         strategy = WeightStrategy(form)  # type: ignore[arg-type]
         weights = strategy.extract_weights(model)

@@ -101,7 +101,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     if metadata["format_version"] > FORMAT_VERSION:
         raise ValueError(
             f"{str(folder)!r} was written by swath {metadata['versions']['swath']} in a later format than this one "
-            "reads: pip install --upgrade swath"
+            "reads; install that version"
         )
     return metadata
 

@@ -23,6 +23,7 @@
     │   ├── ServerDied                       … its process was killed, or its thread has ended
     │   └── NoFreeSlot                       … it has as many clients as it has slots
     ├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
+    ├── UnsupportedPlatform (NotImplementedError)  this system, or processor, lacks what something needs
     └── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 
 An exception that a user's env or policy raises is not wrapped: it keeps its type, and a note
@@ -52,6 +53,7 @@ __all__ = [
     "ServerClosed",
     "ServerDied",
     "SwathError",
+    "UnsupportedPlatform",
     "WeightSyncError",
     "WorkerDied",
     "WorkerError",
@@ -156,6 +158,10 @@ class NoFreeSlot(InferenceError):
 
 class OutOfSharedMemory(SwathError, MemoryError):
     """There is no room, or no descriptor, for memory that workers share."""
+
+
+class UnsupportedPlatform(SwathError, NotImplementedError):
+    """This system, or its processor, lacks what something needs; the message says what to use instead."""
 
 
 class NoLength(SwathError, RuntimeError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from programs import WarmProgram
 from swath.cli.main import main
 
 ENVS = '''
 import os
+import contextlib
 import signal
 import time
 
@@ -146,6 +149,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+_COMMAND = "import sys; from swath.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
 class Result:
     def __init__(self, code: int, stdout: str, stderr: str) -> None:
         self.code, self.stdout, self.stderr = code, stdout, stderr
@@ -158,7 +164,8 @@ def swath_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     def run(*arguments: str) -> Result:
         capfd.readouterr()
         code = main(arguments)
-        return Result(code, *capfd.readouterr())
+        said = capfd.readouterr()
+        return Result(code, said.out, said.err)
 
     return run
 
@@ -171,6 +178,13 @@ def start(*arguments: str, module: str = "swath", **options: object) -> subproce
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
     )
+
+
+@pytest.fixture
+def warm_swath() -> Iterator[Callable[..., WarmProgram]]:
+    """Start the command where torch is imported already; it ends with the test."""
+    with contextlib.ExitStack() as started:
+        yield lambda *arguments: started.enter_context(WarmProgram(_COMMAND, *arguments))
 
 
 @pytest.fixture

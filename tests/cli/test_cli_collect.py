@@ -15,6 +15,7 @@ from command_checks import batches_as_frames, code_in, frame_files, screen_of
 from dataset_checks import check_episodes, check_steps
 
 
+@pytest.mark.processes
 def test_in_a_process_of_its_own(swath_process: Any) -> None:
     process = swath_process("collect", "CartPole-v1", "--frames", "1_003", "--envs", "4", "--seed", "0", "--out", "a/b")
     stdout, stderr = process.communicate()
@@ -100,8 +101,9 @@ def test_metadata_says_how_and_not_where(swath_here: Any, folder: Path) -> None:
     assert metadata["arguments"]["frames"] == 50
 
 
-def test_json_is_all_there_is_on_stdout(swath_process: Any) -> None:
-    process = swath_process("collect", "my_envs:Noisy-v0", "--frames", "90", "--out", "data", "--json", "--seed", "0")
+@pytest.mark.processes
+def test_json_is_all_there_is_on_stdout(warm_swath: Any) -> None:
+    process = warm_swath("collect", "my_envs:Noisy-v0", "--frames", "90", "--out", "data", "--json", "--seed", "0")
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert stdout.count("\n") == 1
@@ -119,6 +121,7 @@ def test_quiet(swath_here: Any) -> None:
     assert (result.code, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.processes
 def test_a_terminal_gets_a_live_display(swath_process: Any) -> None:
     process, screen = screen_of(swath_process, "collect", "my_envs:Slow-v0", "--frames", "900", "--out", "data")
     stdout, _ = process.communicate()
@@ -128,6 +131,7 @@ def test_a_terminal_gets_a_live_display(swath_process: Any) -> None:
     assert "\x1b" not in stdout  # that one is a pipe
 
 
+@pytest.mark.processes
 def test_help_and_version_do_not_wait_for_torch() -> None:
     code = "import sys, swath, swath.cli.main; print('torch' in sys.modules, 'rich' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False False\n"

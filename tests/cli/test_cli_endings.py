@@ -17,9 +17,10 @@ from dataset_checks import check_episodes
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_was_collected(swath_process: Any, number: signal.Signals) -> None:
-    process = swath_process("collect", "my_envs:Slow-v0", "--frames", "1M", "--envs", "3", "--out", "data", "--json")
+def test_a_signal_keeps_what_was_collected(warm_swath: Any, number: signal.Signals) -> None:
+    process = warm_swath("collect", "my_envs:Slow-v0", "--frames", "1M", "--envs", "3", "--out", "data", "--json")
     wait_for(process.stderr, " / 1,000,000 frames")
     process.send_signal(number)
     stdout, stderr = process.communicate()
@@ -39,8 +40,9 @@ def test_a_signal_keeps_what_was_collected(swath_process: Any, number: signal.Si
     assert steps[0].tolist() == list(range(1, len(data.frames) // 3 + 1))
 
 
-def test_the_second_ctrl_c_does_not_wait_for_the_step(swath_process: Any) -> None:
-    process = swath_process(
+@pytest.mark.processes
+def test_the_second_ctrl_c_does_not_wait_for_the_step(warm_swath: Any) -> None:
+    process = warm_swath(
         "collect", "my_envs:Stuck-v0", "--frames", "900", "--frames-per-batch", "20", "--out", "data", "--seed", "0"
     )
     wait_for(process.stdout, "waiting")

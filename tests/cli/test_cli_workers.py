@@ -15,10 +15,9 @@ import pytest
 import swath
 from command_checks import batches_as_frames, code_in, entries, frame_files, screen_of
 from dataset_checks import check_episodes, check_steps
-from leaks import no_leaks  # noqa: F401
 from swath.cli.progress import PlainScreen
 
-pytestmark = pytest.mark.usefixtures("no_leaks")
+pytestmark = pytest.mark.processes
 BOTH = pytest.mark.parametrize("sync", [(), ("--sync",)], ids=["async", "sync"])
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from swath import platforms
 from swath.cli.errors import FAILED, describe, explain_setup, on_the_command_line
 from swath.cli.options import CollectOptions
 from swath.cli.policy import import_from_here, split_name
@@ -60,7 +61,7 @@ class _Session:
         self._screen = make_screen(self._options)
         self._screen.open()
         import_from_here()
-        if self._options.workers is not None:
+        if self._options.workers is not None and platforms.are_met(*platforms.WORKERS):
             from swath.workers.start import server
 
             server().ensure_running()  # it imports PyTorch while we do

@@ -6,12 +6,18 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from swath.errors import UnsupportedPlatform
+
 #: Exit codes: of a collection that failed, and of a command that cannot be run as it was given.
 FAILED = 1
 USAGE = 2
 
 #: Arguments that messages name, and the options that set them.
-_OPTIONS = {"categorical_action_encoding": "--categorical", "num_workers": "--workers"}
+_OPTIONS = {
+    "categorical_action_encoding": "--categorical",
+    "num_workers": "--workers",
+    "use a Collector with a SerialEnv": "leaving --workers out",
+}
 
 
 class UsageError(Exception):
@@ -65,6 +71,8 @@ def explain_setup(error: Exception, env_id: str) -> tuple[list[str], int]:
     """What to tell about an error before the first frame, and the exit code."""
     if isinstance(error, UsageError):
         return [str(error)], USAGE
+    if isinstance(error, UnsupportedPlatform):
+        return describe(error), USAGE
     if isinstance(error, ImportError) and (module := missing_module(error)):
         if module == env_id.partition(":")[0]:
             return [f"{env_id}: there is no module {module!r}, neither here nor installed"], USAGE

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath import platforms
 from swath.collectors.arguments import casting_device, is_limit, random_specs
 from swath.collectors.base import Budget, positive_int
 from swath.collectors.crew import list_factories
@@ -322,6 +323,10 @@ def _make_pool(backend: str | None, factories: list[Any], kwargs: list[Mapping[s
     }
     if backend not in kinds:
         raise ValueError(f"env_backend must be 'multiprocessing' or 'threading', got {backend!r}")
+    if backend != "threading":
+        platforms.require(
+            "AsyncBatchedCollector with envs in processes", platforms.STEPPING_WORKERS, "use env_backend='threading'"
+        )
     if backend != "threading" and options["num_workers"] is None and options["envs_per_worker"] is None:
         options["num_workers"] = "cores"
     if backend == "threading":

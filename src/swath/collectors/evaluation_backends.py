@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
+from swath import platforms
 from swath.collectors.evaluation import Evaluation, EvaluationPlan
 from swath.workers import pickling
 from swath.workers.channel import Channel, pack, unpack
@@ -65,6 +66,7 @@ class ProcessBackend:
                 f"the Evaluator's env, policy_factory or another argument cannot be sent to a process: "
                 f"{type(error).__name__}: {error}. Make what cannot be pickled inside of the factories"
             ) from error
+        platforms.require("an Evaluator with backend='process'", (platforms.PROCESSES,), "use backend='thread'")
         self._helper = Helper(_main, "Evaluator")
         try:
             self._ask(blueprint)

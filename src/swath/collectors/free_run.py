@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swath import platforms
 from swath.data.replay_buffer import ReplayBuffer
 from swath.data.storages import TensorStorage, mark_ends
 from swath.rollout.layout import Field
@@ -251,4 +252,5 @@ def can_run_free(collector: MultiCollector, buffer: Any) -> bool:
         and buffer.storage.can_be_shared
         and buffer.writer.appends
         and (storing is None or storing.type == "cpu")
+        and platforms.are_met(platforms.ORDERED_STORES)
     )

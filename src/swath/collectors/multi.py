@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath import platforms
 from swath.collectors.arguments import make_assembler, refuse_unknown
 from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncated_keys
 from swath.collectors.crew import Crew, check_counts, resolve_members, spread
@@ -171,6 +172,11 @@ class MultiCollector(BaseCollector):
         if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
             raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
         assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)
+        platforms.require(
+            type(self).__name__,
+            platforms.WORKERS,
+            "use a Collector with a SerialEnv, or an AsyncBatchedCollector with env_backend='threading'",
+        )
         method = check_start_method(mp_start_method)
         num_workers, envs_per_worker = check_counts(num_workers, envs_per_worker)
         members = resolve_members(

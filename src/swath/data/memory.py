@@ -19,7 +19,7 @@ import torch
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.errors import OutOfSharedMemory
 from swath.rollout.layout import Field, Key
-from swath.workers.memory import free_bytes, map_descriptor, show_bytes
+from swath.workers.memory import free_bytes, map_descriptor, new_descriptor, show_bytes
 
 _ALIGNMENT = 64
 
@@ -123,7 +123,7 @@ class FrameMemory:
     def shared(cls, layout: FrameLayout) -> FrameMemory:
         """Without a name: it goes when the last process lets go of it."""
         _require(layout.num_bytes, free_bytes(), "memory")
-        descriptor = os.memfd_create("swath-buffer")
+        descriptor = new_descriptor("swath-buffer")
         os.ftruncate(descriptor, layout.num_bytes)
         return cls.of_descriptor(layout, descriptor)
 

@@ -96,7 +96,7 @@ class ReplayBuffer:
         if self._sampler.drop_last and batch_size is None:
             raise ValueError("a sampler with drop_last needs the buffer's batch_size")
         if shared and isinstance(self._storage, TensorStorage):
-            self._storage._shared_init = True  # type: ignore[attr-defined]
+            self._storage.share(f"{type(self).__name__}(shared=True)")
         self._collate = collate_fn
         self._pin_memory = pin_memory
         self._transforms: list[Any] = []

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_leaf_nontensor, is_tensor_collection
 
+from swath import platforms
 from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.rollout.layout import CPU, Field, Key, as_key, nested, show
@@ -123,6 +124,9 @@ class TensorStorage(Storage):
     def _allocate(self, layout: FrameLayout, shared: bool) -> FrameMemory:
         raise NotImplementedError
 
+    def share(self, who: str) -> None:
+        """Lay out in memory that other processes can see, as ``who`` asks for. (A file is.)"""
+
     def keep(self) -> None:
         """What was laid out is complete: from now on it is what a later program finds."""
 
@@ -224,7 +228,13 @@ class LazyTensorStorage(TensorStorage):
         self._is_auto = device == "auto"
         self.device = CPU if self._is_auto else torch.device(device)
         self._told_device = self.device
-        self._shared_init = shared_init
+        self._is_shared = False
+        if shared_init:
+            self.share("LazyTensorStorage(shared_init=True)")
+
+    def share(self, who: str) -> None:
+        platforms.require(who, (platforms.SHARED_MEMORY,), "leave that out: in one process nobody needs it")
+        self._is_shared = True
 
     @property
     def can_be_shared(self) -> bool:
@@ -238,7 +248,7 @@ class LazyTensorStorage(TensorStorage):
         return frames
 
     def _allocate(self, layout: FrameLayout, shared: bool) -> FrameMemory:
-        if shared or self._shared_init:
+        if shared or self._is_shared:
             return FrameMemory.shared(layout)
         return FrameMemory.private(layout, self.device)
 
@@ -268,6 +278,7 @@ class LazyMemmapStorage(TensorStorage):
         auto_cleanup: bool | None = None,
     ) -> None:
         super().__init__(max_size, ndim)
+        platforms.require(type(self).__name__, (platforms.FILES_BY_DESCRIPTOR,), "use a LazyTensorStorage")
         if torch.device(device).type != "cpu":
             raise ValueError(f"LazyMemmapStorage keeps frames in a file, not on {device}; sampled ones can be moved")
         if scratch_dir is None:

@@ -86,7 +86,8 @@ class EnvBase:
 
     # -- to be written by a subclass ---------------------------------------------------------------------------
 
-    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+    # (With *args, which nobody gives, a type checker lets a subclass leave out **kwargs, as most do.)
+    def _reset(self, tensordict: TensorDictBase | None, *args: Any, **kwargs: Any) -> TensorDictBase:
         """First observations; ``tensordict["_reset"]``, where there, says which envs of a batch to reset."""
         raise NotImplementedError(f"{type(self).__name__} does not define _reset")
 

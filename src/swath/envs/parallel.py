@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from swath import platforms
 from swath.envs.making import resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvClosed, EnvError
@@ -215,6 +216,11 @@ class ParallelEnv(CrewEnv):
         factories, kwargs = resolve_factories("ParallelEnv", num_envs, create_env_fn, create_env_kwargs)
         if num_workers is not None and not 1 <= num_workers <= num_envs:
             raise ValueError(f"ParallelEnv: num_workers={num_workers} for {num_envs} envs; give 1 to {num_envs}")
+        platforms.require(
+            type(self).__name__,
+            platforms.STEPPING_WORKERS,
+            "use a SerialEnv, or an AsyncEnvPool with backend='threading'",
+        )
         processes = min(num_envs, available_cores()) if num_workers is None else num_workers
         crew = EnvCrew(
             factories,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from swath import platforms
 from swath.envs.making import resolve_factories
 from swath.envs.parallel import CrewEnv
 from swath.envs.step import complete_flags
@@ -98,6 +99,8 @@ class AsyncEnvPool(CrewEnv):
             num_workers = count if envs_per_worker is None else -(-count // envs_per_worker)
         if not isinstance(num_workers, int) or not 1 <= num_workers <= count:
             raise ValueError(f"{type(self).__name__}: num_workers={num_workers} for {count} envs; give 1 to {count}")
+        if not self._threads:
+            platforms.require(type(self).__name__, platforms.STEPPING_WORKERS, "use backend='threading'")
         crew = EnvCrew(
             factories,
             kwargs,

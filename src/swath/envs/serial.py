@@ -44,7 +44,7 @@ class SerialEnv:
     def __new__(
         cls,
         num_workers: int,
-        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        create_env_fn: Callable[..., Any] | str | Sequence[Any],
         *,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         device: torch.device | str | None = None,

@@ -11,7 +11,7 @@ A spec's ``shape`` starts with the env's batch size. ``Composite`` maps keys to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -308,7 +308,7 @@ class Composite:
 
     def __init__(
         self,
-        specs: dict[str, Any] | None = None,
+        specs: Mapping[Any, Any] | None = None,
         *,
         shape: int | Sequence[int] = (),
         device: torch.device | str | None = None,

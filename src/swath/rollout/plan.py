@@ -223,7 +223,7 @@ class BoundPolicy:
         now = [(call, fingerprint(call)) for call in calls]
         if now == self._prepared_for:
             return
-        self._prepared_for = now
+        self._prepared_for = None  # until all is there: Ctrl-C may come at any line of this
         for call in calls:  # every key gets its number before the operations are made
             plan.slots.many((*(call.in_keys or ()), *(call.out_keys or ())))
         # Code that is not ours may keep what it is given, or change it: it gets copies. Where there is none, rows are
@@ -241,11 +241,11 @@ class BoundPolicy:
             and len(self._outputs) == 1
             and plan.surroundings.device is None
         ):
-            self.act = self._act_on_one_tensor(calls[0])
+            self.act, self._prepared_for = self._act_on_one_tensor(calls[0]), now
             return
         self._operations = [self._operation(index, call, reuse_memory=ours) for index, call in enumerate(calls)]
         self._no_values: list[Any] = [None] * len(plan.slots.of)
-        self.act = self._act
+        self.act, self._prepared_for = self._act, now
 
     def _operation(self, index: int, call: PolicyCall, *, reuse_memory: bool) -> Operation:
         return operation(

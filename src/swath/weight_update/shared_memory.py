@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from swath import platforms
 from swath.weight_update.scheme import WeightSyncScheme
 from swath.workers.channel import Channel
 from swath.workers.memory import SharedMemory, map_descriptor
@@ -49,6 +50,9 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     """
 
     def __init__(self, *args: Any, per_worker_weights: bool = False, **kwargs: Any) -> None:
+        platforms.require(
+            type(self).__name__, platforms.WORKERS, "use a MultiProcessWeightSyncScheme, which sends them through pipes"
+        )
         super().__init__(*args, **kwargs)
 
     def _start_over(self) -> None:

@@ -16,7 +16,7 @@ from swath.workers.env_hosts import Hosts, ProcessHosts, ThreadHosts
 from swath.workers.layout import WorkerLayout
 from swath.workers.orders import EnvBlueprint, EnvDescription
 from swath.workers.seeding import draw_base_seed
-from swath.workers.signals import Semaphore, Watch
+from swath.workers.signals import Semaphore, ThreadSemaphore, Watch
 from swath.workers.stage import BUSY, FAILED, IDLE, Stage, StagePlan, encode, in_main_memory
 from swath.workers.start import StartMethod
 
@@ -95,7 +95,7 @@ class EnvCrew:
         self._next_look_at = 0.0
         self.groups: list[Group] = []
         self.stages: list[Stage] = []
-        self.ready: Semaphore
+        self.ready: Semaphore | ThreadSemaphore
         self.orders: Any
         self.outcomes: Any
 
@@ -133,10 +133,10 @@ class EnvCrew:
                 StagePlan(layout, num_steps, tuple(g.local for g in own), own[0].number, len(self.groups), offset)
             )
             offset = plans[-1].end
-        memory = self.hosts.set_stage(plans, offset)
-        self.stages = [Stage(memory, plan) for plan in plans]
+        memory, self.ready = self.hosts.set_stage(plans, offset)
+        self.stages = [Stage(memory, plan, self.ready) for plan in plans]
         first = self.stages[0]
-        self.ready, self.orders, self.outcomes = first.ready, first.orders, first.outcomes
+        self.orders, self.outcomes = first.orders, first.outcomes
         self._watch = Watch(self.ready, self._tries)
         self._go = self.hosts.go
         self._worker_of = [group.worker for group in self.groups]

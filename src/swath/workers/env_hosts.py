@@ -17,7 +17,7 @@ from swath.errors import WorkerDied
 from swath.workers.fleet import Fleet, Member, has_ended
 from swath.workers.memory import SharedMemory
 from swath.workers.orders import EnvBlueprint, EnvDescription
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore
+from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, semaphore_of_threads
 from swath.workers.stage import StagePlan
 from swath.workers.start import StartMethod
 
@@ -25,13 +25,17 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_CLOSE = 3.0
 
 
+#: The memory, and what is raised in it when an order was followed.
+NewStage = tuple[torch.Tensor, Semaphore | ThreadSemaphore]
+
+
 class Hosts(Protocol):
     """All hosts of an owner; ``go[worker]`` is raised when there is an order for it."""
 
     descriptions: list[EnvDescription]
-    go: list[Semaphore]
+    go: Sequence[Semaphore | ThreadSemaphore]
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> torch.Tensor:
+    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
         """Give all hosts a new memory to step their envs in."""
         ...
 
@@ -72,9 +76,9 @@ class ProcessHosts:
         if self.go:
             self.go[member.number].release()
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> torch.Tensor:
+    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
         memory = SharedMemory(num_bytes)
-        Semaphore(memory.bytes_[:SEMAPHORE_BYTES], initial=0)
+        ready = Semaphore(memory.bytes_[:SEMAPHORE_BYTES], initial=0)
         for member, plan in zip(self.fleet.members, plans, strict=True):
             with suppress(OSError):  # it died: found out by the next wait
                 member.channel.send_descriptor(memory.descriptor, "stage", plan, num_bytes)  # type: ignore[arg-type]
@@ -83,7 +87,7 @@ class ProcessHosts:
         self.call("ping")  # all have it: the descriptor is needed no more
         memory.close_descriptor()
         self._memory = memory
-        return memory.bytes_
+        return memory.bytes_, ready
 
     def call(self, name: str, *args: Any, workers: Sequence[int] | None = None) -> list[Any]:
         members = None if workers is None else [self.fleet.members[worker] for worker in workers]
@@ -120,7 +124,7 @@ class _HostThread:
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         self.blueprint = blueprint
-        self.go = Semaphore(torch.zeros(SEMAPHORE_BYTES, dtype=torch.uint8), initial=0)
+        self.go = semaphore_of_threads()
         self.questions: deque[_Question] = deque()
         self.host = blueprint.make_host()
         self.leaving = False
@@ -167,12 +171,12 @@ class ThreadHosts:
             self.shutdown()
             raise
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> torch.Tensor:
-        memory = torch.zeros(num_bytes, dtype=torch.uint8)
-        Semaphore(memory[:SEMAPHORE_BYTES], initial=0)
-        for question in [each.ask("set_stage", memory, plan) for each, plan in zip(self._threads, plans, strict=True)]:
+    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
+        memory, ready = torch.zeros(num_bytes, dtype=torch.uint8), semaphore_of_threads()
+        asked = [each.ask("set_stage", memory, plan, ready) for each, plan in zip(self._threads, plans, strict=True)]
+        for question in asked:
             self._result(question)
-        return memory
+        return memory, ready
 
     def call(self, name: str, *args: Any, workers: Sequence[int] | None = None) -> list[Any]:
         chosen = self._threads if workers is None else [self._threads[worker] for worker in workers]

@@ -23,7 +23,7 @@ from swath.workers.channel import Channel, Packed, pack
 from swath.workers.memory import map_descriptor
 from swath.workers.orders import EnvBlueprint, EnvDescription, Life
 from swath.workers.seeding import seed_process
-from swath.workers.signals import Semaphore, Watch
+from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, Watch
 from swath.workers.stage import ENDED, FAILED, READY, RESET, STEP_AND_RESET, Stage, StagePlan
 
 #: How long a worker sleeps at most before it looks whether it is to leave.
@@ -91,9 +91,9 @@ class EnvHost:
             resets_single_envs=all(env.resets_single_envs for env in self._made),
         )
 
-    def set_stage(self, memory: torch.Tensor, plan: StagePlan) -> None:
+    def set_stage(self, memory: torch.Tensor, plan: StagePlan, ready: Semaphore | ThreadSemaphore) -> None:
         before = self.stage
-        self.stage = stage = Stage(memory, plan)
+        self.stage = stage = Stage(memory, plan, ready)
         if before is not None:  # where the envs are
             for key, column in stage.strip.carried.items():
                 column.tensor[0].copy_(before.strip.carried[key].tensor[0])
@@ -237,7 +237,7 @@ class EnvWorker:
         descriptor = self._channel.receive_descriptor()
         memory = map_descriptor(descriptor, num_bytes)
         os.close(descriptor)
-        self._host.set_stage(memory, plan)
+        self._host.set_stage(memory, plan, Semaphore(memory[:SEMAPHORE_BYTES]))
 
     def _on_close(self) -> None:
         self.leaving = True

@@ -6,18 +6,20 @@ behind. It is handed to another process as a descriptor, and goes when the last 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-import resource
-import tempfile
 from contextlib import suppress
 
 import torch
 
+from swath import platforms
 from swath.errors import OutOfSharedMemory
 
 #: Descriptors under this folder can be opened again by path; not so on macOS.
 _DESCRIPTORS = "/proc/self/fd"
+#: ``MFD_CLOEXEC``, which ``os`` has only together with ``memfd_create``.
+_CLOSE_ON_EXEC = 1
 
 
 class SharedMemory:
@@ -29,7 +31,7 @@ class SharedMemory:
         if free is not None and num_bytes > free:
             raise out_of_memory(num_bytes, free)
         try:
-            self.descriptor: int | None = _new_descriptor()
+            self.descriptor: int | None = new_descriptor("swath")
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise out_of_descriptors("make shared memory") from error
@@ -55,11 +57,16 @@ class SharedMemory:
             self.close_descriptor()
 
 
-def _new_descriptor() -> int:
+def new_descriptor(name: str) -> int:
+    """A file in memory; the name is for who looks at ``/proc``."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("swath")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        return os.memfd_create(name)
+    # Pythons of conda and uv are built for a C library that did not have it; the one that they run with does.
+    platforms.require("memory for other processes", (platforms.SHARED_MEMORY,), "stay in one process")
+    descriptor = platforms.libc().memfd_create(name.encode(), _CLOSE_ON_EXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def map_descriptor(descriptor: int, num_bytes: int) -> torch.Tensor:
@@ -88,6 +95,8 @@ def _read(path: str) -> str:
 
 
 def out_of_descriptors(what: str) -> OutOfSharedMemory:
+    import resource  # not on Windows, where this module is imported, too
+
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return OutOfSharedMemory(
         f"cannot {what}: this process has as many files open as it may ({limit}); raise the limit (ulimit -n), use "

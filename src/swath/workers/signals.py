@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 import time
 from functools import lru_cache
 from typing import Any
 
 import torch
+
+from swath import platforms
 
 #: Bytes of shared memory that a semaphore takes (``sem_t`` has 32 on 64-bit Linux).
 SEMAPHORE_BYTES = 64
@@ -28,12 +31,8 @@ class _TimeSpec(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "sem_init") or os.uname().sysname == "Darwin":
-        raise NotImplementedError(
-            "envs in processes that step together need POSIX semaphores in shared memory, which this system does not "
-            "have; use SerialEnv, or a MultiCollector"
-        )
+    platforms.require("a semaphore of several processes", (platforms.SEMAPHORES,), "use threads")
+    libc = platforms.libc()
     libc.sem_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
     libc.sem_timedwait.argtypes = (ctypes.c_void_p, ctypes.POINTER(_TimeSpec))
     for name in ("sem_post", "sem_wait", "sem_trywait"):
@@ -86,6 +85,31 @@ class Semaphore:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+class ThreadSemaphore:
+    """A ``Semaphore`` of threads, for systems that have no other."""
+
+    __slots__ = ("_semaphore",)
+
+    def __init__(self) -> None:
+        self._semaphore = threading.Semaphore(0)
+
+    def release(self) -> None:
+        self._semaphore.release()
+
+    def is_up(self) -> bool:
+        return self._semaphore.acquire(blocking=False)
+
+    def acquire(self, timeout_s: float) -> bool:
+        return self._semaphore.acquire(timeout=max(timeout_s, 0.0))
+
+
+def semaphore_of_threads() -> Semaphore | ThreadSemaphore:
+    """One that is down, in memory of this process."""
+    if platforms.are_met(platforms.SEMAPHORES):
+        return Semaphore(torch.zeros(SEMAPHORE_BYTES, dtype=torch.uint8), initial=0)
+    return ThreadSemaphore()
+
+
 class Watch:
     """Waits for a semaphore that mostly goes up soon: for a moment without sleeping.
 
@@ -99,7 +123,7 @@ class Watch:
 
     __slots__ = ("_pays", "_semaphore", "_tries")
 
-    def __init__(self, semaphore: Semaphore, tries: int) -> None:
+    def __init__(self, semaphore: Semaphore | ThreadSemaphore, tries: int) -> None:
         self._semaphore = semaphore
         self._tries = tries
         self._pays = True

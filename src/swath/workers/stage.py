@@ -16,7 +16,7 @@ import torch
 
 from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.strip import Column, Strip
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore
+from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 
 #: Orders: an operation, and the row to do it on; see ``encode``. 0 is none.
 STEP, STEP_AND_RESET, RESET = 1, 2, 3
@@ -93,9 +93,9 @@ def in_main_memory(layout: Layout) -> Layout:
 class Stage:
     """One worker's part of the memory, as either side sees it."""
 
-    def __init__(self, memory: torch.Tensor, plan: StagePlan) -> None:
+    def __init__(self, memory: torch.Tensor, plan: StagePlan, ready: Semaphore | ThreadSemaphore) -> None:
         self.plan = plan
-        self.ready = Semaphore(memory[:SEMAPHORE_BYTES])
+        self.ready = ready
         words = memory[SEMAPHORE_BYTES : SEMAPHORE_BYTES + 16 * plan.num_groups].numpy().view(np.int64)
         #: By the number of a group.
         self.orders: Any = memoryview(words[: plan.num_groups])  # type: ignore[arg-type]

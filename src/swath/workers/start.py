@@ -11,11 +11,13 @@ from __future__ import annotations
 import io
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.popen_fork
 import multiprocessing.popen_forkserver
 import multiprocessing.popen_spawn_posix
 import multiprocessing.process
 import multiprocessing.resource_tracker
 import os
+import sys
 from collections.abc import Callable
 from multiprocessing import context, reduction, spawn, util
 from typing import Any, Literal, cast
@@ -25,17 +27,61 @@ from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = ("forkserver", "spawn", "fork")
 
+_PRELOAD = "swath.workers.preload"
+#: Set by the preloaded module where it matters, before libraries read them.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _server: tuple[multiprocessing.forkserver.ForkServer, int] | None = None
 
 
 def server() -> multiprocessing.forkserver.ForkServer:
-    """Not the one of ``multiprocessing``, whose preloaded modules are the program's own business."""
+    """Not the one of ``multiprocessing``, whose preloaded modules are the program's own business.
+
+    In a process that was forked from such a server, that one: it has the imports already, which take seconds.
+    """
     global _server
     if _server is None or _server[1] != os.getpid():  # a forked child must not use its parent's
-        own = multiprocessing.forkserver.ForkServer()
-        own.set_forkserver_preload(["swath.workers.preload"])
-        _server = own, os.getpid()
+        _server = _ServerAbove() if _was_forked_from_ours() else _new_server(), os.getpid()
     return _server[0]
+
+
+def _new_server() -> multiprocessing.forkserver.ForkServer:
+    own = multiprocessing.forkserver.ForkServer()
+    own.set_forkserver_preload([_PRELOAD])
+    return own
+
+
+def _was_forked_from_ours() -> bool:
+    above: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    return _PRELOAD in sys.modules and above._forkserver_alive_fd is not None and above._forkserver_pid is None
+
+
+class _ServerAbove(multiprocessing.forkserver.ForkServer):
+    """The server that this process was forked from, as ``multiprocessing`` left it in its children.
+
+    (Which would start another one all the same, since it looks for the server's number, and only its owner has that.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        above: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+        self._forkserver_address = above._forkserver_address
+        self._forkserver_alive_fd = above._forkserver_alive_fd
+        self._forkserver_pid = None
+
+    def ensure_running(self) -> None:
+        multiprocessing.resource_tracker.ensure_running()
+
+
+def _connect(fds: list[int]) -> tuple[int, int]:
+    """Ask the server for a process; ``status_r`` and ``data_w`` of it."""
+    global _server
+    try:
+        return server().connect_to_new_process(fds)  # type: ignore[return-value]
+    except (ConnectionError, FileNotFoundError):
+        if not isinstance(server(), _ServerAbove):
+            raise
+        _server = _new_server(), os.getpid()  # the one above was killed
+        return server().connect_to_new_process(fds)  # type: ignore[return-value]
 
 
 def _preparation(name: str) -> dict[str, Any]:
@@ -62,9 +108,7 @@ class _ForkServerPopen(multiprocessing.popen_forkserver.Popen):
 
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(process_obj, self)
-        own = server()
-        own.ensure_running()
-        self.sentinel, to_child = own.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        self.sentinel, to_child = _connect(self._fds)  # type: ignore[attr-defined]
         # The child leaves when this end is closed, be it by the death of this process.
         parent_end = os.dup(to_child)
         self.finalizer = util.Finalize(self, util.close_fds, (parent_end, self.sentinel))
@@ -95,22 +139,35 @@ class _SpawnPopen(multiprocessing.popen_spawn_posix.Popen):
             util.close_fds(child_r, child_w)
 
 
-class _ForkServerProcess(context.ForkServerProcess):
+# (Not subclasses of those in ``multiprocessing.context``, of which Windows lacks two: there, too, this is imported.)
+class _ForkServerProcess(multiprocessing.process.BaseProcess):
+    _start_method = "forkserver"
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         return _ForkServerPopen(process_obj)
 
 
-class _SpawnProcess(context.SpawnProcess):
+class _SpawnProcess(multiprocessing.process.BaseProcess):
+    _start_method = "spawn"
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         return _SpawnPopen(process_obj)
 
 
+class _ForkProcess(multiprocessing.process.BaseProcess):
+    _start_method = "fork"
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return multiprocessing.popen_fork.Popen(process_obj)
+
+
 _KINDS: dict[str, Callable[..., Any]] = {
     "forkserver": _ForkServerProcess,
     "spawn": _SpawnProcess,
-    "fork": context.ForkProcess,
+    "fork": _ForkProcess,
 }
 
 
@@ -122,6 +179,16 @@ def check_start_method(method: Any) -> StartMethod:
     return cast(StartMethod, method)
 
 
+def _run_with_environment(variables: dict[str, str], target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """In the process. The server has the variables of when it was started; the owner may have others by now."""
+    for name in os.environ.keys() - variables.keys() - set(_THREADS):
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    return target(*args)
+
+
 @ctrl_c_waits
 def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a process (not a daemon: it may have children of its own)."""
@@ -130,6 +197,8 @@ def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[A
             "this process is a daemon (of a multiprocessing.Pool, or a DataLoader's worker), which may not have "
             "children; make the collector in the main process"
         )
+    if method == "forkserver":
+        target, args = _run_with_environment, (dict(os.environ), target, args)
     process = _KINDS[method](target=target, args=args, name=name, daemon=False)
     process.start()
     return process

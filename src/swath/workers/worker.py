@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -459,4 +458,6 @@ def resolve_path(root: Any, path: str) -> Any:
 
 def _voluntary_switches() -> int:
     """How often this process gave the core away because it had to wait."""
+    import resource  # not on Windows, where there are no workers, but this is imported
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw

@@ -22,6 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
+from swath import platforms
 from swath.errors import NodeLost
 from swath.workers import pickling
 from swath.workers.start import StartMethod, check_start_method, start_process
@@ -130,6 +131,7 @@ class MpLauncher:
     restarts = True
 
     def __init__(self, start_method: str | None = None) -> None:
+        platforms.require("launcher='mp'", (platforms.PROCESSES,), "start nodes elsewhere (launcher='folder')")
         self._method: StartMethod = check_start_method(start_method)
 
     def start(self, ticket: Ticket) -> _LocalProcess:

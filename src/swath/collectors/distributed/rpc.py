@@ -21,6 +21,7 @@ import cloudpickle
 import torch
 from torch.distributed import rpc
 
+from swath import platforms
 from swath.collectors.distributed.addresses import LOOPBACK, is_loopback, own_address, warn_if_open
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
@@ -414,6 +415,7 @@ class RPCCollector(NodesCollector):
 
     def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
         address, port = own["address"], own["tcp_port"]
+        platforms.require(type(self).__name__, (platforms.INTERFACE_NAMES,), "use a DistributedCollector")
         warn_if_open(
             address,
             None,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from swath import platforms
 from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied
 from swath.modules.inference.client import InferenceClient, InferenceFuture
 from swath.modules.inference.reception import Address, Reception
@@ -212,6 +213,7 @@ class MPTransport(Transport):
         super().__init__()
         if num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {num_slots}")
+        platforms.require(type(self).__name__, (platforms.LOCAL_SOCKETS,), "use transport='threads'")
         self.num_slots = num_slots
         self.address = Address.new() if address is None else address
         self._num_made = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -36,6 +36,9 @@ class PolicyClientModule(TensorDictModuleBase):
     >>> result["action"], result["policy_version"]
     (tensor([0, 1, 2]), tensor([0, 0, 0]))
     """
+
+    #: By key, the specs of what a recurrent policy remembers; for users to set.
+    state_spec: Mapping[Any, Any] | None
 
     def __init__(
         self,

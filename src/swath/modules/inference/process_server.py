@@ -17,18 +17,19 @@ from typing import Any
 import cloudpickle
 import torch
 
+from swath import platforms
 from swath.errors import InferenceError, ServerClosed, ServerDied
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
 from swath.modules.inference.reception import Address
 from swath.modules.inference.server import InferenceServer
-from swath.modules.inference.slots import SlotTransport
+from swath.modules.inference.slots import SlotTransport, require_slots
 from swath.weight_update.weights import choose_sources, flat_weights
 from swath.workers import pickling
 from swath.workers.channel import Channel, pack, unpack
 from swath.workers.start import StartMethod, check_start_method, start_process
 
-_TRANSPORTS: dict[str, type[MPTransport]] = {"auto": SlotTransport, "slots": SlotTransport, "mp": MPTransport}
+_TRANSPORTS: dict[str, type[MPTransport]] = {"slots": SlotTransport, "mp": MPTransport}
 #: The server's process has so long to answer a batch, once the process that made it is gone.
 _SECONDS_TO_LEAVE = 1.0
 _SECONDS_FOR_HEALTH = 1.0
@@ -39,7 +40,8 @@ class ProcessInferenceServer:
 
     Args:
         policy_factory: makes the policy, in that process.
-        transport: "slots" (which is "auto") for requests of a fixed layout, or "mp" for whatever can be pickled.
+        transport: "slots" for requests of a fixed layout, or "mp" for whatever can be pickled; "auto" is "slots", where
+            the system has what that needs.
         num_clients: how many requests can be under way at a time.
         mp_context: "forkserver" (by default), "spawn" or "fork".
         startup_timeout: how many seconds ``start`` waits until the policy is made.
@@ -65,8 +67,17 @@ class ProcessInferenceServer:
     ) -> None:
         if not callable(policy_factory):
             raise TypeError(f"policy_factory must be a function, got {type(policy_factory).__name__}")
-        if transport not in _TRANSPORTS:
-            raise ValueError(f"transport must be one of {', '.join(_TRANSPORTS)}, got {transport!r}")
+        if transport not in ("auto", *_TRANSPORTS):
+            raise ValueError(f"transport must be one of auto, {', '.join(_TRANSPORTS)}, got {transport!r}")
+        platforms.require(
+            type(self).__name__,
+            (platforms.PROCESSES, platforms.LOCAL_SOCKETS),
+            "use an InferenceServer, which serves threads of this process",
+        )
+        if transport == "auto":
+            transport = "slots" if platforms.are_met(*platforms.STEPPING_WORKERS) else "mp"
+        elif transport == "slots":
+            require_slots()
         try:
             self._blueprint = pickling.dumps((policy_factory, settings))
         except Exception as error:

@@ -29,6 +29,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath import platforms
 from swath.errors import InferenceError, ServerClosed, ServerDied
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, Lane, MPTransport, ProcessClient
 from swath.modules.inference.reception import Address
@@ -280,6 +281,10 @@ class SlotClient(ProcessClient):
     _lane_type = SlotLane
 
 
+def require_slots() -> None:
+    platforms.require("transport='slots'", platforms.STEPPING_WORKERS, "use transport='mp'")
+
+
 class SlotTransport(MPTransport):
     """For clients in any process of this machine whose requests keep their keys, shapes and dtypes.
 
@@ -297,6 +302,7 @@ class SlotTransport(MPTransport):
         self, num_slots: int = DEFAULT_CLIENTS, *, request_spec: Any = None, address: Address | None = None
     ) -> None:
         super().__init__(num_slots, address=address)
+        require_slots()
         self._request_keys = None if request_spec is None else _keys_of(request_spec)
         self._memory = SharedMemory(Board.num_bytes(num_slots))
         self._board = Board(self._memory.bytes_, num_slots, is_new=True)
