@@ -41,8 +41,17 @@ def _collect(pid: int, found: set[int]) -> None:
             _collect(child, found)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> dict[int, str]:
+    """What is open, by its number."""
+    opened = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own
+            opened[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return opened
+
+
+def _new_descriptors(before: dict[int, str]) -> dict[int, str]:
+    return {number: what for number, what in descriptors().items() if before.get(number) != what}
 
 
 def shared_memory() -> set[str]:
@@ -99,5 +108,6 @@ def nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()
     assert wait_until(lambda: children() <= before[0]), f"processes left: {children() - before[0]}"
-    assert wait_until(lambda: descriptors() <= before[1]), f"descriptors: {before[1]} before, {descriptors()} after"
+    fits = wait_until(lambda: len(descriptors()) <= len(before[1]))
+    assert fits, f"descriptors: {len(before[1])} before, {len(descriptors())} after; new: {_new_descriptors(before[1])}"
     assert shared_memory() <= before[2], f"shared memory left: {shared_memory() - before[2]}"

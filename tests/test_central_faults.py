@@ -161,11 +161,11 @@ def test_many_collectors_one_after_the_other_leave_nothing() -> None:
                 assert sum(batch.numel() for batch in each.collector) == 400
 
     once()
-    before = children(), descriptors()
+    before = children(), len(descriptors())
     for _ in range(10):
         once()
     assert wait_until(lambda: children() <= before[0])
-    assert descriptors() <= before[1]
+    assert len(descriptors()) <= before[1]
 
 
 class ClosingBy:

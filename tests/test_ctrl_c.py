@@ -136,6 +136,31 @@ def test_other_threads_leave_the_handler_alone() -> None:
     assert seen == [signal.default_int_handler]
 
 
+class PressedWhileItIsFinalized:
+    def __del__(self) -> None:
+        press()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_finalizer_that_happens_to_run_does_not_swallow_it() -> None:
+    done = []
+
+    def make_garbage() -> None:
+        PressedWhileItIsFinalized()
+        done.append("waited")
+
+    @ctrl_c_waits
+    def change() -> None:
+        interruptible(make_garbage)
+        done.append("changed")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert done == ["waited", "changed"]
+    outer_again = ctrl_c_waits(lambda: "nothing is left of it")
+    assert outer_again() == "nothing is left of it"
+
+
 # -- collectors ------------------------------------------------------------------------------------------------------
 
 

@@ -376,11 +376,11 @@ def test_many_collectors_leave_nothing(count: int) -> None:
     for index in range(10):
         once(index)
     gc.collect()
-    before = descriptors(), children(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = len(descriptors()), children(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for index in range(count):
         once(index)
     gc.collect()
-    assert descriptors() == before[0]
+    assert len(descriptors()) == before[0]
     assert children() == before[1]
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[2]
     assert grown_kib < 8 * 1024
@@ -419,7 +419,7 @@ def test_no_descriptors_left_is_an_error(room: int) -> None:
     """The limit is met at a different place each time."""
     server().ensure_running()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + room, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + room, hard))
     try:
         with pytest.raises(OutOfSharedMemory, match="as many files open as it may"):
             collecting(MultiSyncCollector, 4)

@@ -22,14 +22,17 @@ Result = TypeVar("Result")
 
 #: What the program does about Ctrl-C, while ``_receive`` is in its place.
 _program: Any = None
-#: A Ctrl-C that has to wait: the frame that it came in.
+#: A Ctrl-C that has to wait, or has not got through yet: the frame that it came in.
 _pressed: list[FrameType | None] = []
 _may_come = False
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
     if _may_come:
+        # What it raises in a finalizer, which may run in the middle of a wait, Python swallows: then it comes later.
+        _pressed.append(frame)
         _program(number, frame)
+        _pressed.clear()
     elif not _pressed:
         _pressed.append(frame)
     else:  # whoever presses it twice does not want to wait
@@ -83,6 +86,9 @@ def interruptible(wait: Callable[..., Result], *args: Any) -> Result:
         _may_come = True
         _let_through()
         return wait(*args)
+    except BaseException:
+        _pressed.clear()
+        raise
     finally:
         _may_come = False
 
@@ -94,7 +100,9 @@ def wait(objects: Sequence[Any], timeout: float | None = None) -> list[Any]:
 
 def _let_through() -> None:
     if _pressed:
-        _program(SIGINT, _pressed.pop())
+        frame = _pressed.pop()
+        _pressed.clear()
+        _program(SIGINT, frame)
 
 
 def _is_main_thread() -> bool:
