@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from swath.collectors.base import positive_int
+from swath.collectors.base import count_or_none, positive_int
 from swath.collectors.devices import parameter_devices
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
@@ -57,8 +57,16 @@ def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type, al
     raise TypeError(f"{collector.__name__} got an unknown argument: {', '.join(hints)}")
 
 
-def is_limit(max_frames_per_traj: int | None) -> bool:
-    return max_frames_per_traj is not None and max_frames_per_traj > 0
+def step_limit(max_frames_per_traj: Any) -> int | None:
+    """After how many steps episodes are truncated; None: never."""
+    return count_or_none("max_frames_per_traj", max_frames_per_traj, "no limit") or None
+
+
+def random_frames(init_random_frames: Any) -> int:
+    """How many of the first frames get random actions."""
+    if init_random_frames == float("inf"):
+        raise ValueError("init_random_frames=inf: for random actions only, leave the policy out")
+    return count_or_none("init_random_frames", init_random_frames, "none") or 0
 
 
 def prepare_for_limit(env: EnvBase) -> None:

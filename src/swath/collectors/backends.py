@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,23 @@ BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
 _RESERVED = ("create_env_fn", "policy", "num_collectors", "backend_options", "sync")
 
 
+#: Arguments of ``Collector`` that say where to run.
+_FRONT_DOOR = ("num_collectors", "backend", "backend_options", "sync")
+
+
 def is_asked_for(kwargs: Mapping[str, Any]) -> bool:
     """Whether these arguments of ``Collector`` say where to run."""
-    return any(kwargs.get(name) is not None for name in ("num_collectors", "backend", "backend_options", "sync"))
+    return any(kwargs.get(name) is not None for name in _FRONT_DOOR)
+
+
+def refuse_front_door(kind: type, kwargs: Mapping[str, Any]) -> None:
+    """A subclass of ``Collector`` is no front door; but it may have arguments of these names that are its own."""
+    own = inspect.signature(kind.__init__).parameters
+    if wrong := [name for name in _FRONT_DOOR if kwargs.get(name) is not None and name not in own]:
+        raise TypeError(
+            f"{', '.join(wrong)}: for Collector(...), which makes the collector that runs there; a "
+            f"{kind.__name__} is made as it is"
+        )
 
 
 def make_collector(create_env_fn: Any, policy: Any, kwargs: dict[str, Any]) -> Any:

@@ -7,12 +7,16 @@ save. Iterating, counting, hooks, trajectories and the end are here.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import inspect
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -47,11 +51,7 @@ class Budget:
                 f"({steps} steps of each)",
                 stacklevel=4,
             )
-        if total_frames is None or total_frames < 0 or total_frames == float("inf"):
-            return cls(num_envs, steps, None)
-        if total_frames != int(total_frames):
-            raise ValueError(f"total_frames must be a whole number, or -1 for endless; got {total_frames!r}")
-        return cls(num_envs, steps, int(total_frames))
+        return cls(num_envs, steps, count_or_none("total_frames", total_frames, "endless"))
 
     @property
     def frames_per_batch(self) -> int:
@@ -95,13 +95,38 @@ class OutsideState:
             torch.set_num_threads(self.num_threads)
 
 
-def positive_int(name: str, value: Any) -> int:
-    """``value`` as an integer of at least 1, whatever number it is written as."""
-    if isinstance(value, bool) or not isinstance(value, Real) or value != int(value):  # type: ignore[arg-type]
+def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """``value`` as an integer, whatever number it is written as."""
+    if not _is_number(value) or value != int(value):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return int(value)  # type: ignore[arg-type]
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def positive_int(name: str, value: Any) -> int:
+    return whole_number(name, value, least=1)
+
+
+def positive_number(name: str, value: Any) -> float:
+    if not _is_number(value) or value <= 0:
+        raise ValueError(f"{name} must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+
+
+def count_or_none(name: str, value: Any, none_means: str) -> int | None:
+    """``value`` as a whole number of at least 0; None where it says so: None, -1, infinity."""
+    if value is None or value == float("inf"):
+        return None
+    if not _is_number(value) or value != int(value):
+        raise TypeError(f"{name} must be an integer, or -1 ({none_means}); got {value!r}")
+    if value < -1:
+        raise ValueError(f"{name} must be at least 0, or -1 ({none_means}); got {value}")
+    return None if value == -1 else int(value)
 
 
 def truncated_keys(fields: Iterable[tuple[Key, Any]]) -> list[Key]:
@@ -149,6 +174,26 @@ class Postprocessing:
         return processed
 
 
+_ANEW = "make a new collector"
+#: What to do instead of assigning an argument.
+_INSTEAD = {
+    "policy": "update_policy_weights_() gives it other weights; for another policy, make a new collector",
+    "weight_updater": "give it to the constructor, or call update_policy_weights_()",
+}
+
+
+@functools.cache
+def _arguments_of(kind: type) -> frozenset[str]:
+    """What the constructors of a class, and of those that it is made from, can be given."""
+    makers = [
+        vars(base)["__init__"] for base in kind.__mro__ if issubclass(base, BaseCollector) and "__init__" in vars(base)
+    ]
+    named = (
+        name for each in makers if each is not BaseCollector.__init__ for name in inspect.signature(each).parameters
+    )
+    return frozenset((*named, *kind._further_arguments)) - {"self"}
+
+
 class BaseCollector(IterableDataset):
     """An iterable over batches of experience. Use one of its subclasses."""
 
@@ -160,10 +205,9 @@ class BaseCollector(IterableDataset):
         replay_buffer: Any = None,
         extend_buffer: bool = True,
     ) -> None:
-        if replay_buffer is not None and not extend_buffer and (postprocessing.postproc or postprocessing.split_trajs):
-            raise TypeError("extend_buffer=False writes step by step: postproc and split_trajs need whole batches")
         self._budget = budget
-        self._postprocessing = postprocessing
+        self._writes_steps = replay_buffer is not None and not extend_buffer
+        self._postprocessing = self._checked(postprocessing)
         self._assembler = assembler
         #: The batch that is being delivered.
         self._gathered: TensorDictBase | None = None
@@ -189,7 +233,86 @@ class BaseCollector(IterableDataset):
         if isinstance(self._sink, BufferSink):
             raise EnvError(f"{what} a replay buffer of swath cannot store; leave it out of the env's specs")
 
+    # -- what was asked for, and may be changed --------------------------------------------------------------------
+
+    #: Arguments that can be assigned later, too.
+    _assignable: ClassVar[frozenset[str]] = frozenset(
+        {"postproc", "check_finite", "pre_collect_hook", "post_collect_hook"}
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What was an argument takes effect when it is assigned, or is refused: it is never ignored."""
+        is_made = not self.__dict__.get("_closed", True)
+        if is_made and name not in self._assignable and name in _arguments_of(type(self)):
+            raise AttributeError(f"{name} of {type(self).__name__} cannot be changed: {_INSTEAD.get(name, _ANEW)}")
+        super().__setattr__(name, value)
+
+    def _checked(self, postprocessing: Postprocessing) -> Postprocessing:
+        if self._writes_steps and (postprocessing.postproc or postprocessing.split_trajs):
+            raise TypeError("extend_buffer=False writes step by step: postproc and split_trajs need whole batches")
+        return postprocessing
+
+    def _process_otherwise(self, **change: Any) -> None:
+        if self._is_processed_elsewhere:
+            (name,) = change
+            raise RuntimeError(
+                f"{name}: batches go from where they are collected into the replay buffer, and what is done to them "
+                "was sent there; assign it before start(), or give it to the constructor"
+            )
+        self._postprocessing = self._checked(dataclasses.replace(self._postprocessing, **change))
+
+    @property
+    def postproc(self) -> Callable[[TensorDictBase], Any] | None:
+        """Applied to each batch before it is delivered. May be assigned."""
+        return self._postprocessing.postproc
+
+    @postproc.setter
+    def postproc(self, postproc: Callable[[TensorDictBase], Any] | None) -> None:
+        self._process_otherwise(postproc=postproc)
+
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """Called before each batch. May be assigned."""
+        return self._postprocessing.pre_collect_hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        self._process_otherwise(pre_collect_hook=hook)
+
+    @property
+    def post_collect_hook(self) -> Callable[[Any], Any] | None:
+        """Called with each batch. May be assigned."""
+        return self._postprocessing.post_collect_hook
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
+        self._process_otherwise(post_collect_hook=hook)
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether NaN and infinity are errors. May be assigned."""
+        return self._postprocessing.check_finite
+
+    @check_finite.setter
+    def check_finite(self, check_finite: bool) -> None:
+        self._process_otherwise(check_finite=bool(check_finite))
+
+    @property
+    def init_random_frames(self) -> int:
+        """How many of the first frames get random actions."""
+        return self._init_random_frames
+
     # -- for subclasses --------------------------------------------------------------------------------------------
+
+    #: How many of the first frames get random actions.
+    _init_random_frames = 0
+    #: Arguments of the constructor that are not in its signature.
+    _further_arguments: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def _is_processed_elsewhere(self) -> bool:
+        """Whether workers or nodes post-process what they write to a replay buffer by themselves."""
+        return False
 
     @property
     def _num_envs(self) -> int:

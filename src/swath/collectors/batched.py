@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import casting_device, is_limit, random_specs
+from swath.collectors.arguments import casting_device, random_specs, step_limit
 from swath.collectors.base import Budget, positive_int
 from swath.collectors.crew import list_factories
 from swath.collectors.devices import DeviceLike
@@ -64,6 +64,7 @@ class AsyncBatchedCollector(Collector):
     """
 
     _rollout: CentralRollout  # type: ignore[assignment]
+    _assignable = Collector._assignable - {"return_same_td"}
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class AsyncBatchedCollector(Collector):
         policy_version: int = 0,
         track_policy_version: bool = True,
         mp_start_method: str | None = None,
-        num_sub_threads: int = 1,
+        num_sub_threads: int | None = None,
         step_timeout_s: float | None = None,
         policy_version_key: str = "policy_version",
         weight_sync: Any = None,
@@ -118,6 +119,14 @@ class AsyncBatchedCollector(Collector):
                     f"AsyncBatchedCollector: {name} has no place here: the policy runs in this process, and "
                     "update_policy_weights_() updates it. To share a policy, give a PolicyClientModule as policy"
                 )
+        if others.get("return_same_td"):
+            raise ValueError("return_same_td=True: frames of the next batch may come while this one is used")
+        if weight_sync_model_id != "policy":
+            raise ValueError(f"weight_sync_model_id={weight_sync_model_id!r}: there is one model here, 'policy'")
+        if verbose:
+            raise ValueError(
+                "verbose=True: nothing is written to the terminal; ask stats(), or give post_collect_hook="
+            )
         if policy_version_key != "policy_version":
             raise ValueError("policy_version_key: frames have their version as 'policy_version'; rename it in postproc")
         if policy_backend not in (None, "threading", "direct"):
@@ -160,7 +169,7 @@ class AsyncBatchedCollector(Collector):
             *resolve_factories("AsyncBatchedCollector", len(factories), factories, create_env_kwargs),
             num_workers=num_workers,
             envs_per_worker=envs_per_worker,
-            max_steps=max_frames_per_traj if is_limit(max_frames_per_traj) else None,
+            max_steps=step_limit(max_frames_per_traj),
             mp_start_method=mp_start_method,
             num_sub_threads=num_sub_threads,
             step_timeout_s=step_timeout_s,
@@ -329,9 +338,11 @@ def _make_pool(backend: str | None, factories: list[Any], kwargs: list[Mapping[s
         )
     if backend != "threading" and options["num_workers"] is None and options["envs_per_worker"] is None:
         options["num_workers"] = "cores"
-    if backend == "threading":
-        options.pop("mp_start_method")
-        options.pop("num_sub_threads")
+    of_processes = {name: options.pop(name) for name in ("mp_start_method", "num_sub_threads")}
+    if backend != "threading":
+        options |= {name: value for name, value in of_processes.items() if value is not None}
+    elif given := [name for name, value in of_processes.items() if value is not None]:
+        raise ValueError(f"{given[0]} is for envs in processes; with env_backend='threading' leave it out")
     return kinds[backend](factories, create_env_kwargs=kwargs, **options)
 
 

@@ -13,8 +13,15 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import make_assembler, refuse_unknown
-from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncated_keys
+from swath.collectors.arguments import make_assembler, random_frames, refuse_unknown, step_limit
+from swath.collectors.base import (
+    BaseCollector,
+    Budget,
+    Postprocessing,
+    positive_number,
+    truncated_keys,
+    whole_number,
+)
 from swath.collectors.crew import Crew, check_counts, resolve_members, spread
 from swath.collectors.devices import DeviceLike
 from swath.collectors.free_run import FreeRun, can_run_free
@@ -163,12 +170,11 @@ class MultiCollector(BaseCollector):
             raise ValueError("split_trajs needs track_traj_ids=True")
         if weight_updater is not None and weight_sync_schemes is not None:
             raise TypeError("give either weight_updater or weight_sync_schemes, not both")
-        for name, value in {
-            "max_frames_per_traj": max_frames_per_traj,
-            "init_random_frames": init_random_frames,
-        }.items():
-            if value is not None and value != int(value):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
+        restarts = whole_number("restart_workers", restart_workers)
+        if step_timeout_s is not None:
+            positive_number("step_timeout_s", step_timeout_s)
+        max_steps = step_limit(max_frames_per_traj)
+        self._init_random_frames = self._random_frames_left = random_frames(init_random_frames)
         if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
             raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
         assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)
@@ -205,7 +211,7 @@ class MultiCollector(BaseCollector):
         self._asked_frames = frames_per_batch if isinstance(frames_per_batch, int) else None
         self._told_of_waiting = False
         common = {
-            "max_frames_per_traj": max_frames_per_traj,
+            "max_frames_per_traj": max_steps,
             "exploration_type": exploration_type,
             "reset_at_each_iter": reset_at_each_iter,
             "trust_policy": trust_policy,
@@ -255,7 +261,7 @@ class MultiCollector(BaseCollector):
                 method=method,
                 receivers=self._halves_for,
                 started=self._scheme_halves_are_out,
-                restarts=int(restart_workers),
+                restarts=restarts,
                 step_timeout_s=step_timeout_s,
                 on_restart=self._welcome_back,
                 lock=self.lock,
@@ -271,7 +277,6 @@ class MultiCollector(BaseCollector):
             super().__init__(budget, post, assembler, replay_buffer, extend_buffer)
             if hasattr(postproc, "to") and self._storing is not None:
                 postproc.to(self._storing)  # type: ignore[union-attr]
-            self.init_random_frames = self._random_frames_left = max(0, int(init_random_frames or 0))
             for scheme in self._schemes.values():
                 scheme.connect()
             if policy is not None and policy_factory is not None:
@@ -299,6 +304,10 @@ class MultiCollector(BaseCollector):
 
     #: While workers write to a replay buffer by themselves.
     _free_run: FreeRun | None = None
+
+    @property
+    def _is_processed_elsewhere(self) -> bool:
+        return self._free_run is not None
 
     def _work(self) -> Any:
         if self.replay_buffer is None or not can_run_free(self, self.replay_buffer):

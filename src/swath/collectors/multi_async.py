@@ -71,6 +71,7 @@ class MultiAsyncCollector(MultiCollector):
     """
 
     _is_shared = False
+    _further_arguments = ("cat_results", "preemptive_threshold", "max_policy_lag", "on_policy_lag")
 
     def _own_arguments(self, others: dict[str, Any]) -> None:
         cat_results = others.pop("cat_results", None)
@@ -380,4 +381,9 @@ class AsyncCollector(MultiAsyncCollector):
             if len(create_env_fn) != 1:
                 raise ValueError(f"an AsyncCollector has one env, got {len(create_env_fn)}; use MultiAsyncCollector")
             create_env_fn = create_env_fn[0]
+        for name in ("num_workers", "envs_per_worker"):
+            if kwargs.get(name) not in (None, 1, "auto"):
+                raise ValueError(
+                    f"an AsyncCollector has one env in one worker: {name}={kwargs[name]!r} is for a MultiAsyncCollector"
+                )
         super().__init__([create_env_fn], policy, **kwargs)

@@ -60,6 +60,7 @@ class MultiSyncCollector(MultiCollector):
     """
 
     _is_shared = True
+    _further_arguments = ("cat_results", "preemptive_threshold")
 
     def _own_arguments(self, others: dict[str, Any]) -> None:
         cat_results = others.pop("cat_results", None)

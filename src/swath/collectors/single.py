@@ -13,15 +13,16 @@ from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import (
     casting_device,
-    is_limit,
     make_assembler,
     on_device,
     policy_wrapper,
     prepare_for_limit,
+    random_frames,
     random_specs,
     refuse_unknown,
+    step_limit,
 )
-from swath.collectors.backends import is_asked_for, make_collector
+from swath.collectors.backends import is_asked_for, make_collector, refuse_front_door
 from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncated_keys
 from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
@@ -89,11 +90,23 @@ class Collector(BaseCollector):
     [torch.Size([50]), torch.Size([50])]
     """
 
+    _assignable = BaseCollector._assignable | {"exploration_type", "reset_at_each_iter", "return_same_td"}
+
+    @property
+    def exploration_type(self) -> InteractionType | None:
+        """How probabilistic policies choose. May be assigned."""
+        return self._exploration_type
+
+    @exploration_type.setter
+    def exploration_type(self, exploration_type: InteractionType | str | None) -> None:
+        self._exploration_type = None if exploration_type is None else InteractionType(exploration_type)
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if not is_asked_for(kwargs):
+        is_front_door = cls is Collector
+        if not is_front_door:
+            refuse_front_door(cls, kwargs)
+        if not (is_front_door and is_asked_for(kwargs)):
             return super().__new__(cls)
-        if cls is not Collector:
-            raise TypeError(f"num_collectors, backend, backend_options and sync are for Collector, not {cls.__name__}")
         names = dict(zip(("create_env_fn", "policy"), args, strict=False))
         given = {**names, **kwargs}
         return make_collector(given.pop("create_env_fn"), given.pop("policy", None), given)
@@ -148,10 +161,8 @@ class Collector(BaseCollector):
         refuse_unknown(unknown, type(self))
         if frames_per_batch is None:
             raise TypeError(f"{type(self).__name__} needs frames_per_batch")
-        limits = {"max_frames_per_traj": max_frames_per_traj, "init_random_frames": init_random_frames}
-        for name, value in limits.items():
-            if value is not None and value != int(value):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
+        max_steps = step_limit(max_frames_per_traj)
+        num_random = random_frames(init_random_frames)
         if replay_buffer is not None and use_buffers:
             raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
         if policy is not None and policy_factory is not None:
@@ -163,12 +174,15 @@ class Collector(BaseCollector):
         if split_trajs and not track_traj_ids:
             raise ValueError("split_trajs needs track_traj_ids=True")
         devices = Devices.resolve(device, env_device, policy_device, storing_device)
+        self.exploration_type = exploration_type
+        self.reset_at_each_iter = reset_at_each_iter
+        self.return_same_td = return_same_td
         self.worker_idx = worker_idx
         self._traj_ids = TrajectoryIds() if traj_pool is None else traj_pool
         self._mail = mail
         env = make_env(create_env_fn, create_env_kwargs)
-        if is_limit(max_frames_per_traj) and env.limit_episodes(int(max_frames_per_traj)):  # type: ignore[arg-type]
-            max_frames_per_traj = None
+        if max_steps is not None and env.limit_episodes(max_steps):
+            max_steps = None
         try:
             self._set_up(
                 env,
@@ -177,7 +191,7 @@ class Collector(BaseCollector):
                 self._resolve_budget(frames_per_batch, total_frames, env),
                 Stamps(
                     traj_ids=track_traj_ids,
-                    step_count=is_limit(max_frames_per_traj),
+                    step_count=max_steps is not None,
                     policy_version=bool(track_policy_version),
                     compact_obs=compact_obs,
                 ),
@@ -185,7 +199,7 @@ class Collector(BaseCollector):
                     postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
                 ),
                 make_assembler(trajs_per_batch, traj_format, replay_buffer),
-                max_frames_per_traj if is_limit(max_frames_per_traj) else None,
+                max_steps,
                 bool(trust_policy),
                 policy_wrapper(compile_policy, cudagraph_policy),
                 replay_buffer,
@@ -196,11 +210,7 @@ class Collector(BaseCollector):
                 env.close(raise_if_closed=False)
             raise
         self._made_env = env is not create_env_fn
-        self._rollout.random_frames_left = max(0, int(init_random_frames or 0))
-        self.init_random_frames = self._rollout.random_frames_left
-        self.exploration_type = None if exploration_type is None else InteractionType(exploration_type)
-        self.reset_at_each_iter = reset_at_each_iter
-        self.return_same_td = return_same_td
+        self._rollout.random_frames_left = self._init_random_frames = num_random
         self._profiler: RolloutProfiler | None = None
         self._stop = None if interruptor is None else interruptor.collection_stopped
         self._no_cuda_sync = no_cuda_sync

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.collectors.arguments import make_assembler, refuse_unknown
+from swath.collectors.arguments import make_assembler, random_frames, refuse_unknown, step_limit
 from swath.collectors.background import Batches
 from swath.collectors.base import BaseCollector, Budget, Postprocessing, positive_int, truncated_keys
 from swath.collectors.distributed.engine import Engine
@@ -159,11 +159,11 @@ class NodesCollector(BaseCollector):
         self._in_hand: list[Arrival] = []
         #: Nodes with frames that nobody got: their episodes do not go on.
         self._to_give_up: set[int] = set()
-        self._random_frames_left = self.init_random_frames = max(0, int(init_random_frames or 0))
+        self._random_frames_left = self._init_random_frames = random_frames(init_random_frames)
         common = {
             "env_device": device if env_device is None else env_device,
             "policy_device": device if policy_device is None else policy_device,
-            "max_frames_per_traj": max_frames_per_traj,
+            "max_frames_per_traj": step_limit(max_frames_per_traj),
             "exploration_type": exploration_type,
             "reset_at_each_iter": reset_at_each_iter,
             "trust_policy": trust_policy,
@@ -228,6 +228,10 @@ class NodesCollector(BaseCollector):
 
     def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
         raise NotImplementedError
+
+    @property
+    def _is_processed_elsewhere(self) -> bool:
+        return self.__dict__.get("_writes_itself", False)
 
     def _can_reach(self, replay_buffer: Any) -> bool:
         """Whether nodes can write to this buffer by themselves."""

@@ -521,6 +521,10 @@ class _NodeServer:
 # -- the collectors ----------------------------------------------------------------------------------------------------
 
 
+#: See ``take_launch_arguments``.
+LAUNCH_ARGUMENTS = ("launcher", "slurm_kwargs", "folder", "address", "tcp_port", "mp_start_method")
+
+
 class DistributedCollector(NodesCollector):
     """Collects on nodes that are reached by ``torch.distributed``. Arguments are those of ``NodesCollector``, and:
 
@@ -542,6 +546,7 @@ class DistributedCollector(NodesCollector):
     """
 
     _scheme_class = DistributedWeightSyncScheme
+    _further_arguments = (*LAUNCH_ARGUMENTS, "backend", "secret", "node_timeout_s")
 
     def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
         own = take_launch_arguments(others)

@@ -195,6 +195,7 @@ class RayCollector(NodesCollector):
 
     _scheme_class = RayWeightSyncScheme
     _both_update_rules_are_fine = True
+    _further_arguments = ("remote_configs", "use_env_creator", "ray_init_config")
 
     def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
         configs = others.pop("remote_configs", None) or {}

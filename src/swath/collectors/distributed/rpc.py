@@ -28,7 +28,7 @@ from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
-from swath.collectors.distributed.process_group import launcher_for, take_launch_arguments
+from swath.collectors.distributed.process_group import LAUNCH_ARGUMENTS, launcher_for, take_launch_arguments
 from swath.collectors.legacy import Renamed
 from swath.errors import NodeLost
 from swath.weight_update.nodes import RPCWeightSyncScheme
@@ -405,6 +405,7 @@ class RPCCollector(NodesCollector):
     """
 
     _scheme_class = RPCWeightSyncScheme
+    _further_arguments = (*LAUNCH_ARGUMENTS, "tensorpipe_options", "node_timeout_s", "visible_devices")
 
     def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
         own = take_launch_arguments(others)
