@@ -199,7 +199,8 @@ class MultiCollector(BaseCollector):
         self._interruptor = interruptor
         self.update_at_each_batch = update_at_each_batch
         self._policy_version = 0
-        self._seeds: list[tuple[int, bool]] = []
+        #: By worker.
+        self._seeds: dict[int, tuple[int, bool]] = {}
         self._num_orders = 0
         #: None where each env was given a number of its own.
         self._asked_frames = frames_per_batch if isinstance(frames_per_batch, int) else None
@@ -318,8 +319,8 @@ class MultiCollector(BaseCollector):
         if any(self._has_work(member) for member in self._fleet.members):
             for member in self._fleet.members:
                 self._fleet.send(member, "void", self._has_work(member), wake=True)
-            self._fleet.call("state_dict")  # when this is answered, they have stopped
             self._discard(self._fleet.members)
+            self._fleet.call("state_dict")  # when this is answered, they have stopped
 
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
@@ -343,7 +344,8 @@ class MultiCollector(BaseCollector):
         return False
 
     def _discard(self, members: Sequence[Member]) -> None:
-        """Forget what these workers have under way; they were told so."""
+        """Forget what these workers have under way; they were told so. They may be in the middle of it: their blocks
+        are not used again before they have stopped, since only they would be told to."""
 
     def _resume(self, member: Member) -> None:
         """A worker was started again: give it back its orders."""
@@ -420,7 +422,7 @@ class MultiCollector(BaseCollector):
         for scheme in self._schemes.values():
             scheme.resend(member.number)
         member.page.write(policy_version=self._policy_version)
-        if self._seeds:
+        if member.number in self._seeds:
             seed, static = self._seeds[member.number]
             own = derived_seed(seed, member.number, member.life.number)
             self._fleet.call("set_seed", own, static, members=[member])
@@ -459,10 +461,11 @@ class MultiCollector(BaseCollector):
         self._num_orders += 1
         return Order(self._num_orders, block.number, steps, members, first_step, random_frames)
 
-    def _committed(self, member: Member) -> int:
-        """How many steps of its batch a worker that is gone has left in their final place."""
+    def _committed(self, member: Member, order: Order) -> int:
+        """Up to which step of an order a worker that is gone has left frames in their final place."""
         lost = self._structure is not None and self._structure.has_objects  # with the worker, what they refer to
-        return 0 if lost else member.page.integer("committed")
+        begun = member.page.integer("order") == order.number
+        return member.page.integer("committed") if begun and not lost else order.first_step
 
     #: What goes with the batch that was delivered last.
     _delivered_objects: Mapping[int, Any] = {}
@@ -601,15 +604,17 @@ class MultiCollector(BaseCollector):
         return self._fleet.call(name, *args, **kwargs)
 
     def _call_idle(self, name: str, *args: Any, members: Sequence[Member] | None = None, **kwargs: Any) -> list[Any]:
-        """Call a method of workers that changes what they are in: what is under way is discarded."""
+        """Call a method of workers that changes what they are in: what is under way is discarded.
+
+        Before they are called, so that one that is started again meanwhile is not given back what nobody wants.
+        """
         self._require_open()
         self._require_still(name)
         chosen = self._fleet.members if members is None else members
         for member in chosen:
             self._fleet.send(member, "void", self._has_work(member), wake=True)
-        results = self._fleet.call(name, *args, members=chosen, **kwargs)
         self._discard(chosen)
-        return results
+        return self._fleet.call(name, *args, members=chosen, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed envs, random actions and policies of all workers, one after the other; new episodes start.
@@ -617,9 +622,8 @@ class MultiCollector(BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         following: int | None = int(seed)
-        self._seeds = []
         for member in self._fleet.members:
-            self._seeds.append((int(following or 0), static_seed))
+            self._seeds[member.number] = int(following or 0), static_seed
             (following,) = self._call_idle("set_seed", following, static_seed, members=[member])
         self._drop_pending()
         return following

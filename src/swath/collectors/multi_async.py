@@ -139,20 +139,21 @@ class MultiAsyncCollector(MultiCollector):
         asks = None if self._interruptor is None else self._interruptor.collection_stopped
         told_to_stop = False
         while True:
-            self._take_arrived()
             stopping = asks is not None and asks()
-            if not stopping:
-                self._give_orders()
-            elif not told_to_stop:
-                told_to_stop = True
-                self._stop()
-            while self._pieces:
-                batch = self._deliver(self._pieces.popleft())
-                if batch is not None:
-                    self._warn_if_waiting()
-                    return batch
-            if stopping and not any(self._pending):
-                return self._nothing()
+            with self.lock:  # another thread may start a worker again, and give it back its orders
+                self._take_arrived()
+                if not stopping:
+                    self._give_orders()
+                elif not told_to_stop:
+                    told_to_stop = True
+                    self._stop()
+                while self._pieces:
+                    batch = self._deliver(self._pieces.popleft())
+                    if batch is not None:
+                        self._warn_if_waiting()
+                        return batch
+                if stopping and not any(self._pending):
+                    return self._nothing()
             if any(self._pending):  # else all that there was is too old, and there are orders to give
                 self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
 
@@ -229,14 +230,14 @@ class MultiAsyncCollector(MultiCollector):
 
     def _resume(self, member: Member) -> None:
         """A worker was started again: it goes on with what its predecessor had not completed."""
+        self._take_arrived()  # what its predecessor had completed
         pending = self._pending[member.number]
-        kept = self._committed(member)
         layout = self._layouts[member.number]
         rows = layout.num_envs
         for old in list(pending.values()):
             del pending[old.order.number]
             steps = old.order.steps
-            first = min(max(kept, old.order.first_step), steps[0] - 1)
+            first = min(self._committed(member, old.order), steps[0] - 1)
             spent = min(old.order.random_frames, (first - old.order.first_step) * rows)
             if first:
                 leaves = layout.leaves(old.block.memory.bytes_, steps)
@@ -244,7 +245,6 @@ class MultiAsyncCollector(MultiCollector):
             order = self._order(old.block, steps, old.order.members, old.order.random_frames - spent, first)
             pending[order.number] = _Pending(order, old.block, old.frames, old.random_frames, old.version)
             self._send_order(member, old.block, order)
-            kept = 0  # only the first was begun
 
     def _give_up_episodes(self) -> None:
         if self._gathered is not None:  # else Ctrl-C came while it waited: what is under way will be delivered later

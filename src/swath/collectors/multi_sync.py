@@ -176,8 +176,8 @@ class MultiSyncCollector(MultiCollector):
         told_to_stop = False
         while missing := batch.missing:
             fleet.wait([fleet.members[i] for i in missing], _SECONDS_BETWEEN_QUESTIONS if asks else None)
-            while fleet.arrived:
-                self._sort_in(batch, *fleet.arrived.popleft())
+            with self.lock:  # another thread may start a worker again, and give it back its order
+                self._sort_in_arrived(batch)
             finished = sum(len(self._crew.layout.members[worker]) for worker in batch.ready)
             if not told_to_stop and ((enough and finished >= enough) or (asks and asks())):
                 told_to_stop = True
@@ -186,6 +186,10 @@ class MultiSyncCollector(MultiCollector):
     def _stop(self, batch: _Batch) -> None:
         for worker in batch.missing:
             self._fleet.send(self._fleet.members[worker], "stop", batch.orders[worker].number, wake=True)
+
+    def _sort_in_arrived(self, batch: _Batch) -> None:
+        while self._fleet.arrived:
+            self._sort_in(batch, *self._fleet.arrived.popleft())
 
     def _sort_in(self, batch: _Batch, member: Member, ready: Ready) -> None:
         order = batch.orders.get(member.number)
@@ -210,12 +214,14 @@ class MultiSyncCollector(MultiCollector):
 
     def _resume(self, member: Member) -> None:
         batch = self._batch
+        if batch is not None:
+            self._sort_in_arrived(batch)  # its predecessor may have completed it
         if batch is None or member.number not in batch.orders or member.number in batch.ready:
             return
         old = batch.orders[member.number]
         own = member.blueprint.members
         length = batch.steps[own.start]
-        kept = min(self._committed(member), length - 1)
+        kept = min(self._committed(member, old), length - 1)
         own_rows = len(own) * self._layout.envs_per_member
         spent = min(old.random_frames, (kept - old.first_step) * own_rows)
         self._random_frames_left -= spent
@@ -309,8 +315,7 @@ class MultiSyncCollector(MultiCollector):
         self._stop(batch)
         deadline = time.monotonic() + _SECONDS_TO_SALVAGE
         while True:
-            while fleet.arrived:
-                self._sort_in(batch, *fleet.arrived.popleft())
+            self._sort_in_arrived(batch)
             for worker in batch.missing:  # others may have failed, too
                 failure = fleet.members[worker].failure
                 if failure is not None and failure[1] == batch.orders[worker].number:
