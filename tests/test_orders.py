@@ -1,4 +1,4 @@
-"""Orders that are stopped, given up or taken over: what is delivered or stored was made by an env, in one piece, once."""
+"""Orders that are stopped, given up or taken over: what is delivered was made by an env, in one piece, once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from leaks import wait_until
 from numbered import (
     ENV,
     assert_frames_whole,
-    assert_trajectories_in_one_piece,
     assert_tracks_in_one_piece,
+    assert_trajectories_in_one_piece,
     make_numbered,
     numbered_envs,
 )
-from swath.collectors import MultiAsyncCollector, MultiCollector
-from swath.data import LazyTensorStorage, TensorDictReplayBuffer
+from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiCollector
+from swath.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
+from swath.envs import SerialEnv
+from swath.modules import RandomPolicy
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*started again")]
 
@@ -93,8 +95,9 @@ def test_a_worker_that_dies_after_its_batch_was_given_up_delivers_no_rows_that_n
     delivered += [next(batches) for _ in range(3)]
     collector.shutdown()
     assert all(len(batch) == 100 for batch in delivered)
-    assert_frames_whole(torch.cat(delivered))
-    assert_trajectories_in_one_piece(torch.cat(delivered))
+    frames: Any = torch.cat(delivered)
+    assert_frames_whole(frames)
+    assert_trajectories_in_one_piece(frames)
 
 
 # -- no env takes a step that is not stored --------------------------------------------------------------------------
@@ -199,3 +202,78 @@ def test_a_worker_that_dies_between_the_envs_of_an_order_makes_no_frame_too_many
     assert rb.write_count == len(rb) == collector.stats()["frames"] == 1000
     assert_tracks_in_one_piece(rb, 3)
     assert int((rb[:]["chosen"] == 0).sum()) == random_frames
+
+
+# -- an episode that does not go on is marked where it is stored -----------------------------------------------------
+
+DEEDS: dict[str, Callable[[Any], Any]] = {
+    "reset": lambda collector: collector.reset(),
+    "set_seed": lambda collector: collector.set_seed(7),
+    "load_state_dict": lambda collector: collector.load_state_dict(collector.state_dict()),
+    "reset of one": lambda collector: (
+        collector.reset([False, True, False])
+        if isinstance(collector, MultiCollector)
+        else collector.reset(torch.tensor([False, True, False]))
+    ),
+    "kill": lambda collector: kill(collector, 0),
+}
+
+
+def filling(kind: str, rb: Any, **kwargs: Any) -> Any:
+    envs = numbered_envs(3, longest=200)
+    kwargs = {"frames_per_batch": 30, "replay_buffer": rb, **kwargs}
+    if kind == "single":
+        return Collector(SerialEnv(3, envs), **kwargs)
+    if kind == "batched":
+        return AsyncBatchedCollector(envs, **{"policy": RandomPolicy(), "num_workers": 2, **kwargs})
+    return MultiCollector(envs, sync=kind == "sync", **{"num_workers": 2, "restart_workers": 9, **kwargs})
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize("kind", ["single", "sync", "async", "batched"])
+def test_cut_episodes_are_marked_while_iterating(kind: str, storage: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=storage(10_000))
+    collector = filling(kind, rb)
+    for deed in DEEDS:
+        if deed != "kill" or kind in ("sync", "async"):
+            batches = iter(collector)
+            for _ in range(4):
+                next(batches)
+            DEEDS[deed](collector)
+    batches = iter(collector)
+    for _ in range(8):
+        next(batches)
+    collector.shutdown()
+    assert_tracks_in_one_piece(rb, 3)
+
+
+@pytest.mark.parametrize("through_the_owner", [True, False])
+@pytest.mark.parametrize("kind", ["single", "sync", "async", "batched"])
+def test_cut_episodes_are_marked_in_the_background(kind: str, through_the_owner: bool) -> None:
+    rb = buffer()
+    hook = {"post_collect_hook": lambda _: None} if through_the_owner else {}
+    collector = filling(kind, rb, **hook)
+    collector.start()
+    for deed in DEEDS:
+        if deed != "kill" or kind in ("sync", "async"):
+            before = rb.write_count
+            assert wait_until(lambda: rb.write_count > before + 100, 30)  # noqa: B023
+            with collector.pause():
+                DEEDS[deed](collector)
+    before = rb.write_count
+    assert wait_until(lambda: rb.write_count > before + 500, 30)
+    collector.async_shutdown()
+    assert_tracks_in_one_piece(rb, 3)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_iterating_first_and_then_in_the_background(kind: str) -> None:
+    rb = buffer()
+    collector = filling(kind, rb, total_frames=1001)
+    batches = iter(collector)
+    for _ in range(3):
+        next(batches)
+    collector.start()
+    finish(collector)
+    assert rb.write_count == 1001
+    assert_tracks_in_one_piece(rb, 3)

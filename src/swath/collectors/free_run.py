@@ -215,12 +215,14 @@ class FreeRun:
             rows = -(-unreported // each.order.steps[0])
             self._collector._random_frames_left += each.random_frames - _random_in(each, rows, layout.num_envs)
             unreported = 0
-        mark_ends(self._memory, self._tracks[worker])
+        tracks = self._tracks[worker]
+        self._memory.tracks.settle(slice(tracks.start, tracks.stop))
+        mark_ends(self._memory, tracks)
         self._map(member)
 
 
 def _random_in(pending: _Pending, rows: int, num_rows: int) -> int:
-    """How many of an order's random frames are in its first rows: they come first in each, one more in the first few."""
+    """How many of an order's random frames are in its first rows: they come first in each, and one more in some."""
     each, rest = divmod(pending.random_frames, num_rows)
     return rows * each + min(rows, rest)
 

@@ -315,10 +315,10 @@ class MultiCollector(BaseCollector):
         return limit is None and not self._resets_each_iter
 
     def _discard_all(self) -> None:
-        """What is under way for who iterates is not wanted any more."""
-        if any(self._has_work(member) for member in self._fleet.members):
+        """What is under way for who iterates is not wanted any more, and its episodes do not go on in the buffer."""
+        if self._iter or any(self._has_work(member) for member in self._fleet.members):
             for member in self._fleet.members:
-                self._fleet.send(member, "void", self._has_work(member), wake=True)
+                self._fleet.send(member, "void", True, wake=True)
             self._discard(self._fleet.members)
             self._fleet.call("state_dict")  # when this is answered, they have stopped
 

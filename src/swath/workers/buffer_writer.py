@@ -12,7 +12,8 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from swath.collectors.base import Postprocessing
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.data.memory import FrameMemory
-from swath.data.storages import as_rows, check_rows, write_rows
+from swath.data.storages import as_rows, check_rows, end_others, write_rows
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field, Key, nested
 from swath.workers.board import Ledger
 
@@ -131,6 +132,9 @@ class BufferWriter:
         self._ledger.begin(num_frames, int(committed.sum()), sum(sizes))
         for (rows, track), size in zip(parts, sizes, strict=True):
             if size:
+                ids = rows.get(TRAJ_IDS)
+                if self._by_env and ids is not None:
+                    end_others(memory, range(track, track + len(ids)), ids[:, 0].tolist())
                 write_rows(memory, rows, track)
 
     def drop(self, traj_ids: Iterable[int] | None = None) -> None:
