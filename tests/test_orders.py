@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,14 @@ from numbered import (
     make_numbered,
     numbered_envs,
 )
-from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiCollector
+from swath.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+)
+from swath.collectors.distributed.node import IdSpace, Node, NodePlan, Order
 from swath.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from swath.envs import SerialEnv
 from swath.modules import RandomPolicy
@@ -276,4 +284,141 @@ def test_iterating_first_and_then_in_the_background(kind: str) -> None:
     collector.start()
     finish(collector)
     assert rb.write_count == 1001
+    assert_tracks_in_one_piece(rb, 3)
+
+
+# -- steps that nobody got -------------------------------------------------------------------------------------------
+
+
+class Interruptor:
+    is_stopped = False
+
+    def collection_stopped(self) -> bool:
+        return self.is_stopped
+
+
+def in_order_of_envs(batches: list[Any]) -> Any:
+    return torch.cat([batch.reshape(-1) for batch in batches])
+
+
+def test_envs_that_were_ahead_when_a_sync_batch_was_stopped_have_no_hole(tmp_path: Path) -> None:
+    gate, stop = tmp_path / "gate", Interruptor()
+    envs = [*numbered_envs(1, longest=1000), lambda: make_numbered(1, longest=1000, gate=str(gate), free_ticks=20)]
+    collector = MultiCollector(envs, frames_per_batch=200, num_workers=2, sync=True, interruptor=stop)
+
+    def stop_when_one_is_done() -> None:
+        wait_until(lambda: frames_of(collector, 0)() >= 100 and frames_of(collector, 1)() >= 18, 30)
+        stop.is_stopped = True
+        wait_until(lambda: collector._fleet.members[1].page.waiting[0] == 1, 30)
+        gate.touch()
+
+    stopper = threading.Thread(target=stop_when_one_is_done)
+    stopper.start()
+    batches = iter(collector)
+    delivered = [next(batches)]
+    stopper.join()
+    stop.is_stopped = False
+    delivered += [next(batches), next(batches)]
+    collector.shutdown()
+    assert delivered[0].shape[1] < 100
+    assert_frames_whole(in_order_of_envs(delivered))
+    assert_trajectories_in_one_piece(in_order_of_envs(delivered))
+    assert delivered[0]["next", "truncated"][0, -1]  # its episode did not go on
+    assert not delivered[0]["next", "done"][1].any()
+
+
+def test_an_async_order_of_which_some_envs_deliver_less_leaves_no_hole(tmp_path: Path) -> None:
+    """The end of ``total_frames``, and then an interruptor gives frames back to it."""
+    gates, stop = [tmp_path / "2", tmp_path / "3"], Interruptor()
+    envs = numbered_envs(2, longest=1000)
+    envs += [partial(make_numbered, int(gate.name), longest=1000, gate=str(gate), free_ticks=10) for gate in gates]
+    # Orders, in turns: 40 and 40 frames, 40, 40; then 40 and 30, which is all there is.
+    collector = MultiCollector(envs, frames_per_batch=40, total_frames=230, num_workers=3, sync=False, interruptor=stop)
+    batches = iter(collector)
+    delivered = [next(batches) for _ in range(4)]  # what the first worker has
+    assert sum(batch.numel() for batch in delivered) == 150
+    assert wait_until(lambda: min(frames_of(collector, 1)(), frames_of(collector, 2)()) >= 8, 30)
+    stop.is_stopped = True
+    with opened_when_asked(gates[0], collector, 1), opened_when_asked(gates[1], collector, 2):
+        delivered.append(next(batches))
+    delivered.append(next(batches))
+    stop.is_stopped = False
+    delivered += list(batches)
+    assert sum(batch.numel() for batch in delivered) == 230
+    assert_frames_whole(in_order_of_envs(delivered))
+    assert_trajectories_in_one_piece(in_order_of_envs(delivered))
+
+
+def test_frames_that_were_dropped_for_their_age_are_the_end_of_a_trajectory() -> None:
+    rb = buffer()
+    collector = MultiAsyncCollector(
+        numbered_envs(2, longest=1000),
+        chooses(),
+        frames_per_batch=20,
+        num_workers=1,
+        max_policy_lag=0,
+        on_policy_lag="drop",
+        replay_buffer=rb,
+    )
+    batches = iter(collector)
+    for round_ in range(6):
+        next(batches)
+        # Both orders of the worker are there, or under way, with the weights of before.
+        assert wait_until(lambda: frames_of(collector, 0)() >= 40 * (round_ + 2), 30)  # noqa: B023
+        collector.increment_version()
+        collector.send_weights({})
+    collector.shutdown()
+    assert collector.stats()["dropped_frames"]
+    assert_tracks_in_one_piece(rb, 2)
+
+
+@pytest.mark.parametrize("kind", ["single", "batched"])
+@pytest.mark.parametrize("by_episode", [False, True])
+def test_a_rollout_in_between_leaves_no_hole_in_what_is_stored(kind: str, by_episode: bool) -> None:
+    rb = buffer()
+    collector = filling(kind, rb, **({"trajs_per_batch": 2} if by_episode else {}))
+    batches = iter(collector)
+    for _ in range(3):
+        next(batches)
+        assert collector.rollout().numel() == 30
+    next(batches)
+    collector.shutdown()
+    assert_frames_whole(rb[:])
+    assert_trajectories_in_one_piece(rb[:])
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_node_that_was_asked_for_some_envs_only_leaves_no_hole(kind: type) -> None:
+    """The end of ``total_frames``, and then a node is lost, and its frames are others' to collect."""
+    envs = numbered_envs(3, longest=1000)
+    factories = envs if kind is MultiSyncCollector else [lambda: SerialEnv(3, envs)]
+    node = Node(NodePlan(0, kind, factories, None, None, None, 30, {}, IdSpace.of_node(0, 1), base_seed=0))
+    orders = [Order(1, 10), Order(2, 1, num_envs=2), Order(3, 10), Order(4, 3), Order(5, 10)]
+    delivered = [node._collect(order)[0] for order in orders]
+    node.close()
+    assert [batch.numel() for batch in delivered] == [30, 2, 30, 9, 30]
+    assert_frames_whole(in_order_of_envs(delivered))
+    assert_trajectories_in_one_piece(in_order_of_envs(delivered))
+
+
+# -- each env has its track ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{"cat_results": -1}, {"preemptive_threshold": 0.5}])
+def test_every_env_has_its_track_whatever_shape_batches_have(arguments: dict[str, Any]) -> None:
+    rb = buffer()
+    collector = MultiCollector(
+        numbered_envs(3),
+        frames_per_batch=30,
+        total_frames=1001,
+        num_workers=2,
+        sync=True,
+        replay_buffer=rb,
+        **arguments,
+    )
+    assert set(collector) == {None}
+    assert rb.write_count == len(rb) == 1001
+    assert rb.storage.tracks.num_tracks == 3
+    frames = rb[:]["observation"]
+    assert torch.equal(frames[:, ENV], frames[:, ENV].sort().values)
     assert_tracks_in_one_piece(rb, 3)

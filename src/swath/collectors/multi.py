@@ -77,6 +77,8 @@ class MultiCollector(BaseCollector):
 
     #: Whether a batch is put together from all envs.
     _is_shared = True
+    #: Whether this process draws ids of trajectories, too.
+    _names_trajectories = False
 
     def __new__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Any:
         if cls is MultiCollector:
@@ -229,6 +231,7 @@ class MultiCollector(BaseCollector):
                         worker=worker,
                         members=numbers,
                         num_members=len(crew.members),
+                        id_stride=len(crew.members) + self._names_trajectories,
                         factories=[member.factory for member in own],
                         env_kwargs=[member.kwargs for member in own],
                         policy=None if own[0].policy_factory is not None else policy,
@@ -456,10 +459,21 @@ class MultiCollector(BaseCollector):
     # -- collecting ------------------------------------------------------------------------------------------------
 
     def _order(
-        self, block: Any, steps: tuple[int, ...], members: range, random_frames: int, first_step: int = 0
+        self,
+        block: Any,
+        steps: tuple[int, ...],
+        members: range,
+        random_frames: int,
+        first_step: int = 0,
+        anew: bool = False,
     ) -> Order:
         self._num_orders += 1
-        return Order(self._num_orders, block.number, steps, members, first_step, random_frames)
+        return Order(self._num_orders, block.number, steps, members, first_step, random_frames, anew=anew)
+
+    @property
+    def next_traj_id(self) -> int:
+        """No trajectory has this id yet, or a higher one."""
+        return max(member.page.integer("next_traj_id") for member in self._fleet.members)
 
     def _committed(self, member: Member, order: Order) -> int:
         """Up to which step of an order a worker that is gone has left frames in their final place."""

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from swath.collectors.base import Budget
 from swath.collectors.multi import WORKER, MultiCollector
+from swath.collectors.sink import BufferSink
 from swath.errors import NoLength
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
@@ -20,6 +21,7 @@ from swath.workers.fleet import Member, has_ended
 from swath.workers.orders import Order, Ready
 
 MASK: Key = ("collector", "mask")
+_ENV_OF_FRAME: Key = ("_env_of_frame",)
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 #: How long the others may take to stop when one worker failed.
@@ -238,17 +240,48 @@ class MultiSyncCollector(MultiCollector):
         leaves = self._pool.lend(batch.block, batch.steps)
         for key in self._tracked:
             leaves[key] = self._numbers(key, batch.steps)
+        mixed = isinstance(self._sink, BufferSink) and (self._join_in_time or self._threshold < 1)
+        if mixed:
+            leaves[_ENV_OF_FRAME] = self._numbers(_ENV_OF_FRAME, batch.steps)
+        delivered = self._arrange(batch, leaves, num_envs)
+        self._env_of_frame = delivered.pop("_env_of_frame") if mixed else None
+        return delivered
+
+    def _arrange(self, batch: _Batch, leaves: dict[Key, torch.Tensor], num_envs: int | None) -> TensorDictBase:
         steps = self._steps_of_members(batch)
-        if num_envs is not None:
-            if self._threshold < 1 and not self._join_in_time:
-                leaves[MASK] = self._mask_missing(leaves, steps)
-            return self._few_envs(leaves, num_envs)
-        complete = steps == list(batch.steps)
-        if not complete and (self._threshold == 1 or self._join_in_time):
-            return self._shortened(leaves, batch.steps, steps)
         if self._threshold < 1 and not self._join_in_time:
             leaves[MASK] = self._mask_missing(leaves, steps)
-        return self._as_batch(leaves, self._lead)
+        elif any(steps[member] < batch.steps[member] for worker in batch.orders for member in self._members_of(worker)):
+            if self._join_in_time and num_envs is None:
+                return self._shortened(leaves, batch.steps, steps)
+            return self._common(batch, leaves, steps)
+        return self._as_batch(leaves, self._lead) if num_envs is None else self._few_envs(leaves, num_envs)
+
+    def _members_of(self, worker: int) -> range:
+        return self._crew.layout.members[worker]
+
+    def _common(self, batch: _Batch, leaves: dict[Key, torch.Tensor], steps: Sequence[int]) -> TensorDictBase:
+        """The steps that all members have. Who has more was ahead: its episodes end with what is delivered."""
+        common = min(steps[member] for worker in batch.orders for member in self._members_of(worker))
+        for worker in batch.orders:
+            members = self._members_of(worker)
+            if max(steps[member] for member in members) > common:
+                self._fleet.send(self._fleet.members[worker], "void", True, wake=True)
+                if common:
+                    mark_broken(self._layout.part(leaves, members, batch.steps), common - 1)
+        return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
+
+    #: Of the batch that was delivered, where frames of an env are no row of it.
+    _env_of_frame: torch.Tensor | None = None
+
+    def _put(self, batch: Any, raw: TensorDictBase) -> None:
+        numbers = self._env_of_frame
+        if numbers is None or self._assembler is not None or getattr(batch, "shape", None) != raw.shape:
+            super()._put(batch, raw)
+            return
+        assert self._sink is not None
+        there = raw.get(MASK, torch.ones(raw.shape, dtype=torch.bool)).reshape(-1).cpu()
+        self._sink.put_mixed(batch.reshape(-1)[there], numbers.reshape(-1).cpu()[there].numpy())
 
     def _steps_of_members(self, batch: _Batch) -> list[int]:
         steps = [0] * len(self._crew.members)
@@ -288,9 +321,7 @@ class MultiSyncCollector(MultiCollector):
     def _shortened(
         self, leaves: dict[Key, torch.Tensor], planned: Sequence[int], steps: Sequence[int]
     ) -> TensorDictBase:
-        """Only what is there: each member's own steps, joined in time, or the steps that all members have."""
-        if not self._join_in_time:
-            return self._as_batch({k: leaf[:, : min(steps)].contiguous() for k, leaf in leaves.items()}, self._lead)
+        """Only what is there: each member's own steps, joined in time."""
         starts = [sum(planned[:member]) for member in range(len(planned))]
         kept = {
             key: torch.cat([leaf[:, start : start + done] for start, done in zip(starts, steps, strict=True)], 1)

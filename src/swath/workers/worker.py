@@ -133,9 +133,9 @@ class Worker:
 
     def _make_lane(self, env: EnvBase, members: range) -> Lane:
         plan = self._blueprint
-        # Ids that are equal to the member's number, modulo the number of members, are this lane's.
-        rounds = max(0, -(-(self._life.first_traj_id - members.start) // plan.num_members))
-        ids = TrajectoryIds(members.start + rounds * plan.num_members, plan.num_members)
+        # Ids that are equal to the member's number, modulo the stride, are this lane's.
+        rounds = max(0, -(-(self._life.first_traj_id - members.start) // plan.id_stride))
+        ids = TrajectoryIds(members.start + rounds * plan.id_stride, plan.id_stride)
         envs_per_member = max(1, env.batch_size.numel() // len(members))
         steps = -(-plan.frames // envs_per_member)
         try:
@@ -269,6 +269,8 @@ class Worker:
         page.add(batches=1)
         steps: list[int] = []
         try:
+            for lane in self.lanes if order.anew else ():
+                lane.collector._rollout.give_up()
             for lane, part, num_steps, random_frames in self._parts(order):
                 steps.append(lane.collector.collect_into(part, num_steps, random_frames) if num_steps else 0)
             if order.block == INTO_BUFFER:
