@@ -100,3 +100,25 @@ def assert_nothing_lost_or_doubled(buffer: Any, num_envs: int) -> None:
         assert len(lives) == len(lives.unique())
         ids = own["collector", "traj_ids"]
         assert torch.equal(ids[1:] != ids[:-1], done[:-1])
+
+
+def assert_trajectories_in_one_piece(frames: TensorDictBase) -> None:
+    """Frames in the order in which they came: those of a trajectory follow one another, whoever else comes between."""
+    ids, ticks = frames["collector", "traj_ids"], frames["observation"][:, TICK]
+    done = frames["next", "done"].reshape(-1)
+    for traj_id in ids.unique():
+        own = ids == traj_id
+        assert torch.equal(ticks[own][1:], ticks[own][:-1] + 1), f"trajectory {traj_id} has a hole"
+        assert not done[own][:-1].any()
+        assert len(frames["observation"][own][:, [ENV, PID, EPISODE]].unique(dim=0)) == 1
+
+
+def assert_tracks_in_one_piece(buffer: Any, num_envs: int) -> None:
+    """Of each env: every trajectory is in one piece, and one that does not go on, for whatever reason, is marked."""
+    frames = buffer[:]
+    assert_frames_whole(frames)
+    assert_trajectories_in_one_piece(frames)
+    for env in range(num_envs):
+        own = frames[frames["observation"][:, ENV] == env]
+        ids, done = own["collector", "traj_ids"], own["next", "done"].reshape(-1)
+        assert torch.equal(ids[1:] != ids[:-1], done[:-1]), f"env {env} has an end that is not marked"

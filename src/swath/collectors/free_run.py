@@ -14,6 +14,7 @@ from swath.data.storages import TensorStorage, mark_ends
 from swath.rollout.layout import Field
 from swath.workers import pickling
 from swath.workers.blocks import BlockLayout
+from swath.workers.board import Ledger
 from swath.workers.buffer_writer import Processing, Stored
 from swath.workers.fleet import Member
 from swath.workers.orders import INTO_BUFFER, Order, Ready
@@ -58,6 +59,7 @@ class FreeRun:
         if not processing.is_nothing:
             self._processing = _pickled(processing)
             (kept,) = self._fleet.call("stored", self._processing, members=self._fleet.members[:1])
+        self._by_env = kept.by_env
         #: Of each worker.
         self._tracks = [range(worker, worker + 1) for worker in range(collector.num_workers)]
         if kept.by_env:
@@ -73,22 +75,24 @@ class FreeRun:
             count = len(collector._crew.layout.members[worker])
             self._layouts.append(BlockLayout(collector._description.fields, size, (steps,) * count))
         self._memory = _lay_out(buffer, collector, kept)
-        #: Frames of each worker's tracks that were counted.
-        self._counted = [self._committed(worker) for worker in range(len(self._tracks))]
+        #: Frames in each worker's ledger that were counted.
+        self._counted = [0] * collector.num_workers
         for member in self._fleet.members:
             self._map(member)
 
-    def _committed(self, worker: int) -> int:
-        tracks = self._tracks[worker]
-        return int(self._memory.tracks.committed[tracks.start : tracks.stop].sum())
+    def _stored(self, member: Member) -> int:
+        """Frames of a worker's ledger."""
+        tracks = self._tracks[member.number]
+        return Ledger(member.page).frames(int(self._memory.tracks.committed[tracks.start : tracks.stop].sum()))
 
     def _map(self, member: Member) -> None:
+        """Give a worker that does nothing its tracks, and an empty ledger."""
         worker, memory = member.number, self._memory
         assert memory.descriptor is not None
-        first_track, scratch = self._tracks[worker].start, self._layouts[worker]
-        self._fleet.send_descriptor(
-            member, memory.descriptor, "buffer", memory.layout, first_track, scratch, self._processing
-        )
+        Ledger(member.page).clear()
+        self._counted[worker] = 0
+        about = memory.layout, self._tracks[worker], self._by_env, self._layouts[worker], self._processing
+        self._fleet.send_descriptor(member, memory.descriptor, "buffer", *about)
 
     # -- background.Work -------------------------------------------------------------------------------------------
 
@@ -145,8 +149,14 @@ class FreeRun:
                     left = self._frames_to_order
                     if left is not None and left <= 0:
                         return True
-                    self._give_order(member, left)
+                    if left is None or self._may_take(member, left):
+                        self._give_order(member, left)
         return True
+
+    def _may_take(self, member: Member, left: int) -> bool:
+        """Whether all its envs have a step to take. What is less is the last order of all: a step that is not stored
+        would be missed if there were another one, and what is under way may come back to the budget."""
+        return left >= self._layouts[member.number].num_envs or not any(self._pending)
 
     @property
     def _frames_to_order(self) -> int | None:
@@ -177,7 +187,9 @@ class FreeRun:
             member, ready = self._fleet.arrived.popleft()
             pending = self._pending[member.number].pop(ready.number, None)
             if pending is not None:
-                self._count(member.number, pending, self._frames_of(member.number, pending, ready))
+                frames = self._frames_of(member.number, pending, ready)
+                self._count(member.number, frames)
+                self._collector._random_frames_left += max(0, pending.random_frames - frames)  # it was stopped
 
     def _frames_of(self, worker: int, pending: _Pending, ready: Ready) -> int:
         if pending.order.num_rows is not None:
@@ -185,29 +197,34 @@ class FreeRun:
         rows = self._layouts[worker].num_envs // len(ready.steps)
         return sum(ready.steps) * rows
 
-    def _count(self, worker: int, pending: _Pending, frames: int) -> None:
-        collector = self._collector
-        collector._frames += frames
-        collector._iter += 1
+    def _count(self, worker: int, frames: int) -> None:
+        self._collector._frames += frames
+        self._collector._iter += 1
         self._counted[worker] += frames
-        if frames < pending.frames:  # it was stopped: the rest is still due
-            collector._random_frames_left += max(0, pending.random_frames - frames)
 
     def resume(self, member: Member) -> None:
-        """A worker was started again: what its predecessor committed counts, and what it had not begun is ordered."""
+        """A worker was started again: what its predecessor committed counts, and what it had not is ordered again."""
+        self._take_arrived()  # what it has reported
         worker = member.number
-        pending = self._pending[worker]
-        if self._processing is None:  # what is stored are the frames that were collected
-            unreported = self._committed(worker) - self._counted[worker]
-            if unreported and pending:
-                self._count(worker, pending.pop(min(pending)), unreported)
-        elif (done := pending.pop(member.page.integer("last_order"), None)) is not None:
-            self._count(worker, done, done.frames)
-        mark_ends(self._memory, self._tracks[worker])
-        for each in pending.values():
-            self._collector._random_frames_left += each.random_frames
-        pending.clear()
+        pending, layout = self._pending[worker], self._layouts[worker]
+        unreported = self._stored(member) - self._counted[worker]
+        if unreported:  # of the oldest, since it reports each before it goes on with the next
+            self._count(worker, unreported)
+        for number in sorted(pending):
+            each = pending.pop(number)
+            rows = -(-unreported // each.order.steps[0])
+            self._collector._random_frames_left += each.random_frames - _random_in(each, rows, layout.num_envs)
+            unreported = 0
+        tracks = self._tracks[worker]
+        self._memory.tracks.settle(slice(tracks.start, tracks.stop))
+        mark_ends(self._memory, tracks)
         self._map(member)
+
+
+def _random_in(pending: _Pending, rows: int, num_rows: int) -> int:
+    """How many of an order's random frames are in its first rows: they come first in each, and one more in some."""
+    each, rest = divmod(pending.random_frames, num_rows)
+    return rows * each + min(rows, rest)
 
 
 def _pickled(processing: Processing) -> bytes:

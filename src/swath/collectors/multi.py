@@ -84,6 +84,8 @@ class MultiCollector(BaseCollector):
 
     #: Whether a batch is put together from all envs.
     _is_shared = True
+    #: Whether this process draws ids of trajectories, too.
+    _names_trajectories = False
 
     def __new__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Any:
         if cls is MultiCollector:
@@ -205,7 +207,8 @@ class MultiCollector(BaseCollector):
         self._interruptor = interruptor
         self.update_at_each_batch = update_at_each_batch
         self._policy_version = 0
-        self._seeds: list[tuple[int, bool]] = []
+        #: By worker.
+        self._seeds: dict[int, tuple[int, bool]] = {}
         self._num_orders = 0
         #: None where each env was given a number of its own.
         self._asked_frames = frames_per_batch if isinstance(frames_per_batch, int) else None
@@ -234,6 +237,7 @@ class MultiCollector(BaseCollector):
                         worker=worker,
                         members=numbers,
                         num_members=len(crew.members),
+                        id_stride=len(crew.members) + self._names_trajectories,
                         factories=[member.factory for member in own],
                         env_kwargs=[member.kwargs for member in own],
                         policy=None if own[0].policy_factory is not None else policy,
@@ -323,12 +327,12 @@ class MultiCollector(BaseCollector):
         return limit is None and not self._resets_each_iter
 
     def _discard_all(self) -> None:
-        """What is under way for who iterates is not wanted any more."""
-        if any(self._has_work(member) for member in self._fleet.members):
+        """What is under way for who iterates is not wanted any more, and its episodes do not go on in the buffer."""
+        if self._iter or any(self._has_work(member) for member in self._fleet.members):
             for member in self._fleet.members:
-                self._fleet.send(member, "void", self._has_work(member), wake=True)
-            self._fleet.call("state_dict")  # when this is answered, they have stopped
+                self._fleet.send(member, "void", True, wake=True)
             self._discard(self._fleet.members)
+            self._fleet.call("state_dict")  # when this is answered, they have stopped
 
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
@@ -352,7 +356,8 @@ class MultiCollector(BaseCollector):
         return False
 
     def _discard(self, members: Sequence[Member]) -> None:
-        """Forget what these workers have under way; they were told so."""
+        """Forget what these workers have under way; they were told so. They may be in the middle of it: their blocks
+        are not used again before they have stopped, since only they would be told to."""
 
     def _resume(self, member: Member) -> None:
         """A worker was started again: give it back its orders."""
@@ -429,7 +434,7 @@ class MultiCollector(BaseCollector):
         for scheme in self._schemes.values():
             scheme.resend(member.number)
         member.page.write(policy_version=self._policy_version)
-        if self._seeds:
+        if member.number in self._seeds:
             seed, static = self._seeds[member.number]
             own = derived_seed(seed, member.number, member.life.number)
             self._fleet.call("set_seed", own, static, members=[member])
@@ -463,15 +468,27 @@ class MultiCollector(BaseCollector):
     # -- collecting ------------------------------------------------------------------------------------------------
 
     def _order(
-        self, block: Any, steps: tuple[int, ...], members: range, random_frames: int, first_step: int = 0
+        self,
+        block: Any,
+        steps: tuple[int, ...],
+        members: range,
+        random_frames: int,
+        first_step: int = 0,
+        anew: bool = False,
     ) -> Order:
         self._num_orders += 1
-        return Order(self._num_orders, block.number, steps, members, first_step, random_frames)
+        return Order(self._num_orders, block.number, steps, members, first_step, random_frames, anew=anew)
 
-    def _committed(self, member: Member) -> int:
-        """How many steps of its batch a worker that is gone has left in their final place."""
+    @property
+    def next_traj_id(self) -> int:
+        """No trajectory has this id yet, or a higher one."""
+        return max(member.page.integer("next_traj_id") for member in self._fleet.members)
+
+    def _committed(self, member: Member, order: Order) -> int:
+        """Up to which step of an order a worker that is gone has left frames in their final place."""
         lost = self._structure is not None and self._structure.has_objects  # with the worker, what they refer to
-        return 0 if lost else member.page.integer("committed")
+        begun = member.page.integer("order") == order.number
+        return member.page.integer("committed") if begun and not lost else order.first_step
 
     #: What goes with the batch that was delivered last.
     _delivered_objects: Mapping[int, Any] = {}
@@ -610,15 +627,17 @@ class MultiCollector(BaseCollector):
         return self._fleet.call(name, *args, **kwargs)
 
     def _call_idle(self, name: str, *args: Any, members: Sequence[Member] | None = None, **kwargs: Any) -> list[Any]:
-        """Call a method of workers that changes what they are in: what is under way is discarded."""
+        """Call a method of workers that changes what they are in: what is under way is discarded.
+
+        Before they are called, so that one that is started again meanwhile is not given back what nobody wants.
+        """
         self._require_open()
         self._require_still(name)
         chosen = self._fleet.members if members is None else members
         for member in chosen:
             self._fleet.send(member, "void", self._has_work(member), wake=True)
-        results = self._fleet.call(name, *args, members=chosen, **kwargs)
         self._discard(chosen)
-        return results
+        return self._fleet.call(name, *args, members=chosen, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed envs, random actions and policies of all workers, one after the other; new episodes start.
@@ -626,9 +645,8 @@ class MultiCollector(BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         following: int | None = int(seed)
-        self._seeds = []
         for member in self._fleet.members:
-            self._seeds.append((int(following or 0), static_seed))
+            self._seeds[member.number] = int(following or 0), static_seed
             (following,) = self._call_idle("set_seed", following, static_seed, members=[member])
         self._drop_pending()
         return following

@@ -14,6 +14,8 @@ from swath.collectors.base import BaseCollector, Budget
 from swath.collectors.multi import WORKER, MultiCollector, random_share
 from swath.collectors.multi_sync import mark_broken
 from swath.errors import NoLength
+from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
 from swath.workers.fleet import Member, has_ended
@@ -92,6 +94,7 @@ class MultiAsyncCollector(MultiCollector):
         if when not in ("hold", "drop"):
             raise ValueError(f"on_policy_lag must be 'hold' or 'drop', got {when!r}")
         self._holds = when == "hold"
+        self._names_trajectories = lag is not None
 
     def _set_up(self, total_frames: Any) -> Budget:
         size = self._description.env_size
@@ -103,7 +106,13 @@ class MultiAsyncCollector(MultiCollector):
         self._pools = [BlockPool(layout, worker, self.num_workers) for worker, layout in enumerate(self._layouts)]
         self._pending: list[dict[int, _Pending]] = [{} for _ in self._layouts]
         self._pieces: deque[_Piece] = deque()
+        #: Workers whose envs have taken, or will take, steps in their last order that are not delivered.
+        self._ahead: set[int] = set()
         self._dropped = 0
+        #: For what follows on dropped frames: it is another trajectory.
+        self._own_ids = TrajectoryIds(len(self._crew.members), len(self._crew.members) + 1)
+        #: Of an env: the id that its worker gave to the trajectory that it was in, and the one that it has here.
+        self._names: dict[int, tuple[int, int]] = {}
         #: The most updates between two deliveries.
         self._updates_per_batch = 1
         self._version_at_delivery = 0
@@ -140,20 +149,21 @@ class MultiAsyncCollector(MultiCollector):
         asks = None if self._interruptor is None else self._interruptor.collection_stopped
         told_to_stop = False
         while True:
-            self._take_arrived()
             stopping = asks is not None and asks()
-            if not stopping:
-                self._give_orders()
-            elif not told_to_stop:
-                told_to_stop = True
-                self._stop()
-            while self._pieces:
-                batch = self._deliver(self._pieces.popleft())
-                if batch is not None:
-                    self._warn_if_waiting()
-                    return batch
-            if stopping and not any(self._pending):
-                return self._nothing()
+            with self.lock:  # another thread may start a worker again, and give it back its orders
+                self._take_arrived()
+                if not stopping:
+                    self._give_orders()
+                elif not told_to_stop:
+                    told_to_stop = True
+                    self._stop()
+                while self._pieces:
+                    batch = self._deliver(self._pieces.popleft())
+                    if batch is not None:
+                        self._warn_if_waiting()
+                        return batch
+                if stopping and not any(self._pending):
+                    return self._nothing()
             if any(self._pending):  # else all that there was is too old, and there are orders to give
                 self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
 
@@ -216,7 +226,11 @@ class MultiAsyncCollector(MultiCollector):
         random_frames = random_share(frames, each, wanted) if wanted else 0
         self._random_frames_left -= wanted
         block = self._pools[worker].take()
-        order = self._order(block, (steps,) * layout.num_members, range(layout.num_members), random_frames)
+        all_steps = (steps,) * layout.num_members
+        order = self._order(block, all_steps, range(layout.num_members), random_frames, anew=worker in self._ahead)
+        self._ahead.discard(worker)
+        if min(frames) < steps * each:
+            self._ahead.add(worker)
         self._pending[worker][order.number] = _Pending(order, block, frames, wanted, self._policy_version)
         self._send_order(member, block, order)
 
@@ -230,14 +244,14 @@ class MultiAsyncCollector(MultiCollector):
 
     def _resume(self, member: Member) -> None:
         """A worker was started again: it goes on with what its predecessor had not completed."""
+        self._take_arrived()  # what its predecessor had completed
         pending = self._pending[member.number]
-        kept = self._committed(member)
         layout = self._layouts[member.number]
         rows = layout.num_envs
         for old in list(pending.values()):
             del pending[old.order.number]
             steps = old.order.steps
-            first = min(max(kept, old.order.first_step), steps[0] - 1)
+            first = min(self._committed(member, old.order), steps[0] - 1)
             spent = min(old.order.random_frames, (first - old.order.first_step) * rows)
             if first:
                 leaves = layout.leaves(old.block.memory.bytes_, steps)
@@ -245,7 +259,6 @@ class MultiAsyncCollector(MultiCollector):
             order = self._order(old.block, steps, old.order.members, old.order.random_frames - spent, first)
             pending[order.number] = _Pending(order, old.block, old.frames, old.random_frames, old.version)
             self._send_order(member, old.block, order)
-            kept = 0  # only the first was begun
 
     def _give_up_episodes(self) -> None:
         if self._gathered is not None:  # else Ctrl-C came while it waited: what is under way will be delivered later
@@ -357,14 +370,35 @@ class MultiAsyncCollector(MultiCollector):
                 num_envs = next(iter(leaves.values())).shape[0]
                 self._dropped += min(first, length) * num_envs
                 self._random_frames_left += min(piece.random_frames, first * num_envs)
+                self._rename(leaves, piece.first_env, min(first, length))
                 if first >= length:
                     return None
                 leaves = {key: leaf[:, first:].contiguous() for key, leaf in leaves.items()}
+            elif self._names:
+                self._rename(leaves, piece.first_env, 0)
         self._updates_per_batch = max(self._updates_per_batch, updates)
         self._version_at_delivery = self._policy_version
         self._first_env = piece.first_env
         self._delivered_objects = piece.objects
         return self._as_batch(leaves, piece.lead)
+
+    def _rename(self, leaves: dict[Key, torch.Tensor], first_env: int, num_dropped: int) -> None:
+        """A trajectory of which frames were dropped is another one behind them, in all that will come of it."""
+        ids = leaves.get(TRAJ_IDS)
+        if ids is None:
+            return
+        for env, own in enumerate(ids, first_env):
+            if num_dropped:
+                self._names[env] = int(own[num_dropped - 1]), self._own_ids.draw(1)[0]
+            if env in self._names:
+                old, new = self._names[env]
+                if int(own[-1]) != old:  # it has ended
+                    del self._names[env]
+                own[num_dropped:][own[num_dropped:] == old] = new
+
+    @property
+    def next_traj_id(self) -> int:
+        return max(super().next_traj_id, self._own_ids.next_id if self._max_lag is not None else 0)
 
 
 class AsyncCollector(MultiAsyncCollector):

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from swath.collectors.base import Budget
 from swath.collectors.multi import WORKER, MultiCollector
+from swath.collectors.sink import BufferSink
 from swath.errors import NoLength
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
@@ -20,6 +21,7 @@ from swath.workers.fleet import Member, has_ended
 from swath.workers.orders import Order, Ready
 
 MASK: Key = ("collector", "mask")
+_ENV_OF_FRAME: Key = ("_env_of_frame",)
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 #: How long the others may take to stop when one worker failed.
@@ -177,8 +179,8 @@ class MultiSyncCollector(MultiCollector):
         told_to_stop = False
         while missing := batch.missing:
             fleet.wait([fleet.members[i] for i in missing], _SECONDS_BETWEEN_QUESTIONS if asks else None)
-            while fleet.arrived:
-                self._sort_in(batch, *fleet.arrived.popleft())
+            with self.lock:  # another thread may start a worker again, and give it back its order
+                self._sort_in_arrived(batch)
             finished = sum(len(self._crew.layout.members[worker]) for worker in batch.ready)
             if not told_to_stop and ((enough and finished >= enough) or (asks and asks())):
                 told_to_stop = True
@@ -187,6 +189,10 @@ class MultiSyncCollector(MultiCollector):
     def _stop(self, batch: _Batch) -> None:
         for worker in batch.missing:
             self._fleet.send(self._fleet.members[worker], "stop", batch.orders[worker].number, wake=True)
+
+    def _sort_in_arrived(self, batch: _Batch) -> None:
+        while self._fleet.arrived:
+            self._sort_in(batch, *self._fleet.arrived.popleft())
 
     def _sort_in(self, batch: _Batch, member: Member, ready: Ready) -> None:
         order = batch.orders.get(member.number)
@@ -211,12 +217,14 @@ class MultiSyncCollector(MultiCollector):
 
     def _resume(self, member: Member) -> None:
         batch = self._batch
+        if batch is not None:
+            self._sort_in_arrived(batch)  # its predecessor may have completed it
         if batch is None or member.number not in batch.orders or member.number in batch.ready:
             return
         old = batch.orders[member.number]
         own = member.blueprint.members
         length = batch.steps[own.start]
-        kept = min(self._committed(member), length - 1)
+        kept = min(self._committed(member, old), length - 1)
         own_rows = len(own) * self._layout.envs_per_member
         spent = min(old.random_frames, (kept - old.first_step) * own_rows)
         self._random_frames_left -= spent
@@ -233,17 +241,48 @@ class MultiSyncCollector(MultiCollector):
         leaves = self._pool.lend(batch.block, batch.steps)
         for key in self._tracked:
             leaves[key] = self._numbers(key, batch.steps)
+        mixed = isinstance(self._sink, BufferSink) and (self._join_in_time or self._threshold < 1)
+        if mixed:
+            leaves[_ENV_OF_FRAME] = self._numbers(_ENV_OF_FRAME, batch.steps)
+        delivered = self._arrange(batch, leaves, num_envs)
+        self._env_of_frame = delivered.pop("_env_of_frame") if mixed else None
+        return delivered
+
+    def _arrange(self, batch: _Batch, leaves: dict[Key, torch.Tensor], num_envs: int | None) -> TensorDictBase:
         steps = self._steps_of_members(batch)
-        if num_envs is not None:
-            if self._threshold < 1 and not self._join_in_time:
-                leaves[MASK] = self._mask_missing(leaves, steps)
-            return self._few_envs(leaves, num_envs)
-        complete = steps == list(batch.steps)
-        if not complete and (self._threshold == 1 or self._join_in_time):
-            return self._shortened(leaves, batch.steps, steps)
         if self._threshold < 1 and not self._join_in_time:
             leaves[MASK] = self._mask_missing(leaves, steps)
-        return self._as_batch(leaves, self._lead)
+        elif any(steps[member] < batch.steps[member] for worker in batch.orders for member in self._members_of(worker)):
+            if self._join_in_time and num_envs is None:
+                return self._shortened(leaves, batch.steps, steps)
+            return self._common(batch, leaves, steps)
+        return self._as_batch(leaves, self._lead) if num_envs is None else self._few_envs(leaves, num_envs)
+
+    def _members_of(self, worker: int) -> range:
+        return self._crew.layout.members[worker]
+
+    def _common(self, batch: _Batch, leaves: dict[Key, torch.Tensor], steps: Sequence[int]) -> TensorDictBase:
+        """The steps that all members have. Who has more was ahead: its episodes end with what is delivered."""
+        common = min(steps[member] for worker in batch.orders for member in self._members_of(worker))
+        for worker in batch.orders:
+            members = self._members_of(worker)
+            if max(steps[member] for member in members) > common:
+                self._fleet.send(self._fleet.members[worker], "void", True, wake=True)
+                if common:
+                    mark_broken(self._layout.part(leaves, members, batch.steps), common - 1)
+        return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
+
+    #: Of the batch that was delivered, where frames of an env are no row of it.
+    _env_of_frame: torch.Tensor | None = None
+
+    def _put(self, batch: Any, raw: TensorDictBase) -> None:
+        numbers = self._env_of_frame
+        if numbers is None or self._assembler is not None or getattr(batch, "shape", None) != raw.shape:
+            super()._put(batch, raw)
+            return
+        assert self._sink is not None
+        there = raw.get(MASK, torch.ones(raw.shape, dtype=torch.bool)).reshape(-1).cpu()
+        self._sink.put_mixed(batch.reshape(-1)[there], numbers.reshape(-1).cpu()[there].numpy())
 
     def _steps_of_members(self, batch: _Batch) -> list[int]:
         steps = [0] * len(self._crew.members)
@@ -283,9 +322,7 @@ class MultiSyncCollector(MultiCollector):
     def _shortened(
         self, leaves: dict[Key, torch.Tensor], planned: Sequence[int], steps: Sequence[int]
     ) -> TensorDictBase:
-        """Only what is there: each member's own steps, joined in time, or the steps that all members have."""
-        if not self._join_in_time:
-            return self._as_batch({k: leaf[:, : min(steps)].contiguous() for k, leaf in leaves.items()}, self._lead)
+        """Only what is there: each member's own steps, joined in time."""
         starts = [sum(planned[:member]) for member in range(len(planned))]
         kept = {
             key: torch.cat([leaf[:, start : start + done] for start, done in zip(starts, steps, strict=True)], 1)
@@ -310,8 +347,7 @@ class MultiSyncCollector(MultiCollector):
         self._stop(batch)
         deadline = time.monotonic() + _SECONDS_TO_SALVAGE
         while True:
-            while fleet.arrived:
-                self._sort_in(batch, *fleet.arrived.popleft())
+            self._sort_in_arrived(batch)
             for worker in batch.missing:  # others may have failed, too
                 failure = fleet.members[worker].failure
                 if failure is not None and failure[1] == batch.orders[worker].number:

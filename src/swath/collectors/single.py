@@ -367,9 +367,17 @@ class Collector(BaseCollector):
         self._rollout.give_up()
 
     def rollout(self) -> TensorDictBase:
-        """One batch that is not counted, nor postprocessed."""
+        """One batch that is not counted, nor postprocessed.
+
+        It is not written to the replay buffer either; where it would be missed there, or in whole episodes, new
+        episodes start.
+        """
         self._require_still("rollout")
         batch = self.flat_rollout()
+        if self._sink is not None or self._assembler is not None:
+            self._rollout.give_up()
+        if self._assembler is not None:
+            self._assembler.drop_all()
         return self._restore(batch, self._objects(batch))
 
     def flat_rollout(self) -> TensorDictBase:

@@ -56,7 +56,8 @@ class BufferSink:
         flat = _unnamed(batch).reshape(-1)
         if mask is not None:
             flat = flat[mask.reshape(-1)]
-        self.buffer.write_rows(flat.unsqueeze(0))
+        is_of_one = self._by_env and raw.numel() == raw.shape[-1]
+        self.buffer.write_rows(flat.unsqueeze(0), first_env if is_of_one else None)
 
     def put_mixed(self, batch: TensorDictBase, env_index: np.ndarray) -> None:
         """Frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""

@@ -17,9 +17,10 @@ from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import POSITIONS, RandomSampler, Sampler
 from swath.data.saving import load_folder, restore_storage, save_folder, storage_state
-from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, mark_ends
+from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, marked_cuts
 from swath.data.tracks import Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.structure import maybe_dense_stack
 
@@ -238,6 +239,10 @@ class ReplayBuffer:
                         f"{len(rows)}"
                     )
                 first = int(self._storage.tracks.committed.argmin())
+            if first_track is not None and isinstance(rows, TensorDictBase):
+                ids = rows.get(TRAJ_IDS, None)
+                if ids is not None:
+                    self._storage.end_others(range(first, first + len(rows)), ids[:, 0].tolist())
             slots = self._writer.write(self._storage, rows, first)
         return torch.from_numpy(slots)
 
@@ -246,7 +251,11 @@ class ReplayBuffer:
         with self._writing:
             if not self._storage.is_laid_out:
                 self._storage.lay_out(frames.unsqueeze(0), self._planned_tracks)
-            self._storage.write_mixed(frames, env_index)
+            ids = frames.get(TRAJ_IDS, None)
+            if ids is not None:
+                tracks, first = np.unique(env_index, return_index=True)
+                self._storage.end_others(tracks.tolist(), ids[torch.from_numpy(first)].tolist())
+            self._storage.write_mixed(marked_cuts(frames, env_index), env_index)
 
     def prepare_tracks(self, num_tracks: int) -> None:
         """For a collector of so many envs: give each a track of its own, and end what was under way in them."""
@@ -257,16 +266,15 @@ class ReplayBuffer:
                 self._storage.change_tracks(num_tracks)
                 self._written_before = written - self._storage.tracks.write_count
                 self._sampler.empty()
-            if isinstance(self._storage, TensorStorage) and self._storage.memory is not None:
-                mark_ends(self._storage.memory, range(num_tracks))
+            self._storage.end(range(num_tracks))
 
     def end_tracks(self, first_track: int, count: int) -> None:
         """Whoever wrote to these will not go on with the trajectories that it was in."""
         storage = self._storage
-        if isinstance(storage, TensorStorage) and storage.memory is not None:
+        if storage.is_laid_out:
             num_tracks = storage.tracks.num_tracks
             with self._writing:
-                mark_ends(storage.memory, range(min(first_track, num_tracks - 1), min(first_track + count, num_tracks)))
+                storage.end(range(min(first_track, num_tracks - 1), min(first_track + count, num_tracks)))
 
     def share_tracks(self, fields: Sequence[Field], num_tracks: int) -> None:
         """As ``prepare_tracks``, in memory that a collector's workers can write to."""
@@ -283,7 +291,7 @@ class ReplayBuffer:
             storage.change_tracks(num_tracks, shared=True)
             self._written_before = written - storage.tracks.write_count
             self._sampler.empty()
-        mark_ends(storage.memory, range(num_tracks))
+        storage.end(range(num_tracks))
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all frames."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_leaf_nontensor, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 
 from swath import platforms
 from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory
 from swath.data.tracks import NUM_COUNTERS, Tracks
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import CPU, Field, Key, as_key, nested, show
 
 #: Frames ``[rows, steps, *shape]`` by key.
@@ -68,6 +69,14 @@ class Storage:
 
     def change_tracks(self, num_tracks: int, shared: bool = False) -> None:
         """Lay out anew, for so many envs; what is there is kept."""
+        raise NotImplementedError
+
+    def end(self, tracks: Sequence[int]) -> None:
+        """Episodes under way in these tracks will not go on: their last frame becomes their end, truncated."""
+        raise NotImplementedError
+
+    def end_others(self, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
+        """As ``end``, where what will be written next to each track is of another trajectory than its last frame."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -138,8 +147,11 @@ class TensorStorage(Storage):
         kept = {key: leaf[torch.from_numpy(slots)] for key, leaf in old.leaves.items()}
         self.lay_out_fields(old.layout.fields, num_tracks, shared)
         each = -(-len(slots) // num_tracks)
-        for track in range(num_tracks):
-            part = {key: leaf[track * each : (track + 1) * each].unsqueeze(0) for key, leaf in kept.items()}
+        sizes = window.sizes.tolist() if len(window.sizes) == num_tracks else [each] * num_tracks
+        first = 0
+        for track, size in enumerate(sizes):
+            part = {key: leaf[first : first + size].unsqueeze(0) for key, leaf in kept.items()}
+            first += size
             if next(iter(part.values())).shape[1]:
                 self.write_rows(part, track)
         self.keep()
@@ -161,6 +173,12 @@ class TensorStorage(Storage):
         memory = self.laid_out()
         check_rows(memory.layout.fields, rows)
         return write_rows(memory, rows, first_track)
+
+    def end(self, tracks: Sequence[int]) -> None:
+        mark_ends(self.laid_out(), tracks)
+
+    def end_others(self, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
+        end_others(self.laid_out(), tracks, traj_ids)
 
     def write_mixed(self, frames: Any, track_of_frame: np.ndarray) -> None:
         memory, leaves = self.laid_out(), self._as_rows(frames.unsqueeze(0))
@@ -357,6 +375,25 @@ class ListStorage(Storage):
             written.append(slots)
         return np.stack(written)
 
+    def _last(self, track: int) -> Any:
+        """What was written last; None if nothing was, or it is no TensorDict."""
+        tracks = self.tracks
+        committed = int(tracks.committed[track])
+        item = self.items[track * tracks.length + (committed - 1) % tracks.length] if committed else None
+        return item if is_tensor_collection(item) else None
+
+    def end(self, tracks: Sequence[int]) -> None:
+        for track in tracks:
+            if (frame := self._last(track)) is not None:
+                mark_frames({as_key(key): frame.get(key) for key in frame.keys(True, True)}, ...)
+
+    def end_others(self, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
+        for track, traj_id in zip(tracks, traj_ids, strict=True):
+            last = self._last(track)
+            own = None if last is None else last.get(TRAJ_IDS, None)
+            if own is not None and int(own) != traj_id:
+                self.end([track])
+
     def overwrite(self, slot: int, rows: Any) -> None:
         frame = rows[0][0]
         self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
@@ -443,15 +480,54 @@ def write_rows(memory: FrameMemory, rows: Rows, first_track: int) -> np.ndarray:
 
 def mark_ends(memory: FrameMemory, tracks: Sequence[int]) -> None:
     """Episodes under way in these tracks will not go on: their last frame becomes their end, truncated."""
-    done, truncated = memory.leaves.get(("next", "done")), memory.leaves.get(("next", "truncated"))
-    if done is None:
-        return
+    flags = [leaf for key, leaf in memory.leaves.items() if key[0] == "next" and key[-1] == "done"]
     for track in tracks:
         committed = int(memory.tracks.committed[track])
         slot = track * memory.tracks.length + (committed - 1) % memory.tracks.length
-        if committed and not bool(done[slot].all()):
+        if committed and not all(bool(done[slot].all()) for done in flags):
             memory.tracks.begin_edit(slice(track, track + 1))
-            if truncated is not None:
-                truncated[slot] = True
-            done[slot] = True
+            mark_frames(memory.leaves, slot)
             memory.tracks.end_edit(slice(track, track + 1))
+
+
+def mark_frames(leaves: Mapping[Key, torch.Tensor], where: Any) -> None:
+    """Frames become the ends of their episodes, truncated where they were none."""
+    for key, done in leaves.items():
+        if key[0] == "next" and key[-1] == "done":
+            truncated = leaves.get((*key[:-1], "truncated"))
+            if truncated is not None:
+                truncated[where] |= ~done[where]
+            done[where] = True
+
+
+def end_others(memory: FrameMemory, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
+    """See ``Storage.end_others``. Without ids nobody can tell."""
+    ids = memory.leaves.get(TRAJ_IDS)
+    if ids is None:
+        return
+    of_track = np.asarray(tracks)
+    committed = memory.tracks.committed[of_track]
+    slots = of_track * memory.tracks.length + (committed - 1) % memory.tracks.length
+    differ = ids[torch.from_numpy(slots)].cpu().numpy() != np.asarray(traj_ids)
+    mark_ends(memory, of_track[differ & (committed > 0)].tolist())
+
+
+def marked_cuts(frames: TensorDictBase, track_of_frame: np.ndarray) -> TensorDictBase:
+    """Frames ``[n]`` of many tracks: where a trajectory follows on another one that has no end, that one gets one."""
+    ids = frames.get(TRAJ_IDS, None)
+    if ids is None:
+        return frames
+    order = np.argsort(track_of_frame, kind="stable")
+    tracks, own = track_of_frame[order], ids.reshape(-1).cpu().numpy()[order]
+    cut = order[:-1][(tracks[1:] == tracks[:-1]) & (own[1:] != own[:-1])]
+    keys = [as_key(key) for key in frames.keys(True, True) if as_key(key)[0] == "next"]
+    flags = {key: frames.get(key) for key in keys if key[-1] in ("done", "truncated")}
+    where = torch.from_numpy(cut)
+    if all(bool(flag[where].all()) for key, flag in flags.items() if key[-1] == "done"):
+        return frames
+    frames = frames.copy()  # a hook may have what was collected
+    flags = {key: flag.clone() for key, flag in flags.items()}
+    mark_frames(flags, where)
+    for key, flag in flags.items():
+        frames.set(key, flag)
+    return frames

@@ -129,6 +129,10 @@ class Tracks:
 
     end_edit = begin_edit
 
+    def settle(self, tracks: slice) -> None:
+        """Whoever wrote to these is gone: what it was in the middle of changing is readable again."""
+        self.edits[tracks] += self.edits[tracks] % 2
+
     def begin_at(self, track: int, position: int) -> None:
         """Let an empty track count from there; it must be filled before anybody reads it."""
         self.begun[track] = self.committed[track] = position

@@ -5,6 +5,7 @@ A worker writes where it stands; its owner only ever writes the first byte, whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +21,21 @@ _SEMAPHORE_AT = 384
 _INTEGERS = (
     "beat",
     "batches",
+    "order",
     "committed",
     "frames",
     "next_traj_id",
     "policy_version",
     "switches",
     "steps",
-    "last_order",
+    "since",
+    "until",
+    "counted",
+    "counting",
 )
+#: Of a worker that is gone, what its owner reads when another one has taken its place: how far it came with which order
+#: (``order``, ``committed``), and its ``Ledger``.
+LEFT_BEHIND = ("order", "committed", "since", "until", "counted", "counting")
 _SECONDS = ("env_s", "policy_s", "busy_s", "cpu_s", "started_at", "busy_since")
 
 
@@ -45,8 +53,11 @@ class Page:
         self._all = page
         self.semaphore_memory = memory[worker * PAGE_BYTES + _SEMAPHORE_AT :][:SEMAPHORE_BYTES]
 
-    def clear(self) -> None:
+    def clear(self, but: Sequence[str] = ()) -> None:
+        """For another worker; integers ``but`` stay."""
+        kept = {name: self.integer(name) for name in but}
         self._all[:] = 0
+        self.write(**kept)
 
     def write(self, **values: float) -> None:
         for name, value in values.items():
@@ -71,6 +82,36 @@ class Page:
 
     def seconds(self, name: str) -> float:
         return self._seconds[name][0]
+
+
+class Ledger:
+    """How many of the frames that a worker has collected are in the replay buffer, as whatever they became there.
+
+    Exact at any instant, also of a worker that was killed: before it commits, a worker says what the commit is of; what
+    counts is seen in what is committed. Each entry is written as a whole, and what is read is right after each of them.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def clear(self) -> None:
+        self._page.write(counting=0, counted=0, until=0, since=0)
+
+    def begin(self, num_frames: int, committed: int, num_rows: int) -> None:
+        """So many rows will be committed behind ``committed`` ones: what became of ``num_frames`` frames."""
+        page = self._page
+        counted = page.integer("counting")  # all before this is committed
+        page.write(counted=counted, since=committed)
+        page.write(until=committed + num_rows)
+        page.write(counting=counted + num_frames)
+
+    def frames(self, committed: int) -> int:
+        """As of so many committed rows. Of rows that are frames, some may be committed and others not."""
+        page = self._page
+        counted, counting = page.integer("counted"), page.integer("counting")
+        if committed >= page.integer("until"):
+            return counting
+        return counted + min(committed - page.integer("since"), counting - counted)
 
 
 def _cell(array: np.ndarray, index: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from swath.collectors.base import Postprocessing
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.data.memory import FrameMemory
-from swath.data.storages import as_rows, check_rows, write_rows
+from swath.data.storages import as_rows, check_rows, end_others, write_rows
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field, Key, nested
+from swath.workers.board import Ledger
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,25 @@ class BufferWriter:
 
     Args:
         memory: the buffer's.
-        first_track: of this worker's tracks: one for each env, or, where a batch does not keep its shape, one for all.
+        tracks: this worker's.
+        by_env: whether there is one for each env; else, where batches do not keep their shape, there is one for all.
+        ledger: where frames are counted, with each commit.
         env_size: the batch size of each env.
     """
 
     def __init__(
         self,
         memory: FrameMemory,
-        first_track: int,
+        tracks: range,
+        by_env: bool,
+        ledger: Ledger,
         env_size: torch.Size,
         processing: Processing | None,
     ) -> None:
         self._memory = memory
-        self._first_track = first_track
+        self._tracks = tracks
+        self._by_env = by_env
+        self._ledger = ledger
         self._env_size = env_size
         self._processing = processing
         self._assembler: TrajectoryAssembler | None = None
@@ -80,11 +88,11 @@ class BufferWriter:
         """
         if self._assembler is not None:
             self._assembler.fragments |= fragments
+        num_rows, num_steps = next(iter(leaves.values())).shape[:2]
         if self._processing is None:
-            write_rows(self._memory, leaves, self._first_track + first_row)
+            self._commit([(leaves, self._track_of(first_row))], num_rows * num_steps)
             return
         each = self._env_size.numel()
-        num_rows = next(iter(leaves.values())).shape[0]
         for row in range(0, num_rows, each):
             part = {key: leaf[row : row + each] for key, leaf in leaves.items()}
             whole = min(each, num_rows - row) == each
@@ -93,27 +101,50 @@ class BufferWriter:
 
     def _write_batch(self, raw: TensorDictBase, first_row: int) -> None:
         assert self._processing is not None
-        post = self._processing.post
+        post, track = self._processing.post, self._track_of(first_row)
         raw = post.check(raw)
         if self._assembler is None:
-            self._store(post.apply(raw), raw, first_row)
+            made = post.apply(raw)
+            keeps_shape = self._by_env and made.shape == raw.shape
+            rows = made.reshape(-1, made.shape[-1]) if keeps_shape else _flat(made)
+            self._commit([(self._checked(rows), track)], raw.numel())
             return
         self._assembler.add(raw)
+        episodes = []
         while (episode := self._assembler.pop()) is not None:
-            self._store(post.apply(episode), None, first_row)
+            episodes.append((self._checked(_flat(post.apply(episode))), track))
+        self._commit(episodes, raw.numel())
 
-    def _store(self, batch: TensorDictBase, raw: TensorDictBase | None, first_row: int) -> None:
+    def _checked(self, batch: TensorDictBase) -> Mapping[Key, torch.Tensor]:
+        rows = as_rows(batch)
+        check_rows(self._memory.layout.fields, rows)
+        return rows
+
+    def _track_of(self, row: int) -> int:
+        """Where frames of this worker's ``row``-th env go; what one batch becomes may never be in another's."""
+        return self._tracks.start + (row if self._by_env else 0)
+
+    def _commit(self, parts: Sequence[tuple[Mapping[Key, torch.Tensor], int]], num_frames: int) -> None:
+        """Write what became of so many frames: rows, and the track of the first."""
         memory = self._memory
-        by_env = raw is not None and batch.shape == raw.shape
-        rows = as_rows(batch.reshape(-1, batch.shape[-1]) if by_env else _flat(batch))
-        check_rows(memory.layout.fields, rows)
-        if next(iter(rows.values())).shape[1]:
-            write_rows(memory, rows, self._first_track + (first_row if by_env else 0))
+        sizes = [next(iter(rows.values())).shape[:2].numel() for rows, _ in parts]
+        committed = memory.tracks.committed[self._tracks.start : self._tracks.stop]
+        self._ledger.begin(num_frames, int(committed.sum()), sum(sizes))
+        for (rows, track), size in zip(parts, sizes, strict=True):
+            if size:
+                ids = rows.get(TRAJ_IDS)
+                if self._by_env and ids is not None:
+                    end_others(memory, range(track, track + len(ids)), ids[:, 0].tolist())
+                write_rows(memory, rows, track)
 
-    def drop(self) -> None:
-        """Episodes under way will not go on."""
-        if self._assembler is not None:
+    def drop(self, traj_ids: Iterable[int] | None = None) -> None:
+        """Episodes under way (all by default) will not go on."""
+        if self._assembler is None:
+            return
+        if traj_ids is None:
             self._assembler.drop_all()
+        else:
+            self._assembler.drop(traj_ids)
 
 
 def _as_batch(leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> TensorDict:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from swath.errors import WorkerDied, WorkerHangs
 from swath.workers import ctrl_c, pickling
-from swath.workers.board import PAGE_BYTES, Page, Shares
+from swath.workers.board import LEFT_BEHIND, PAGE_BYTES, Page, Shares
 from swath.workers.channel import Channel, unpack
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.memory import SharedMemory, require_descriptors
@@ -448,10 +448,8 @@ class Fleet:
             ctrl_c.wait([], min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S))
         page = member.page
         member.frames_before += page.integer("frames")
-        committed, last_order = page.integer("committed"), page.integer("last_order")
         member.life = Life(member.life.number + 1, max(page.integer("next_traj_id"), member.life.first_traj_id))
-        page.clear()
-        page.write(committed=committed, last_order=last_order)
+        page.clear(but=LEFT_BEHIND)
         member.channel.close()
         self._close_sentinel(member)
         member.description, member.failure, member.due = None, None, 0

@@ -46,8 +46,10 @@ class EnvsOfWorker:
 class Blueprint(EnvsOfWorker):
     """All that a worker is made from; travels by cloudpickle."""
 
-    #: Of the collector; trajectory ids of a member are its number plus multiples of this.
+    #: Of the collector.
     num_members: int
+    #: Trajectory ids of a member are its number plus multiples of this.
+    id_stride: int
     policy: Any
     policy_factory: Callable[[], Any] | None
     #: Frames of a full batch of one member.
@@ -141,6 +143,8 @@ class Order(NamedTuple):
     random_frames: int
     #: For the replay buffer: how many of this worker's envs write (None: all).
     num_rows: int | None = None
+    #: Whether new episodes start: in those under way, steps were taken that nobody got.
+    anew: bool = False
 
 
 #: Instead of a block's number: write to the replay buffer.

@@ -26,7 +26,7 @@ from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
 from swath.rollout.structure import Objects
 from swath.workers.blocks import BlockLayout
-from swath.workers.board import Page
+from swath.workers.board import Ledger, Page
 from swath.workers.buffer_writer import BufferWriter, Stored, stored
 from swath.workers.channel import Channel, pack
 from swath.workers.memory import map_descriptor
@@ -133,9 +133,9 @@ class Worker:
 
     def _make_lane(self, env: EnvBase, members: range) -> Lane:
         plan = self._blueprint
-        # Ids that are equal to the member's number, modulo the number of members, are this lane's.
-        rounds = max(0, -(-(self._life.first_traj_id - members.start) // plan.num_members))
-        ids = TrajectoryIds(members.start + rounds * plan.num_members, plan.num_members)
+        # Ids that are equal to the member's number, modulo the stride, are this lane's.
+        rounds = max(0, -(-(self._life.first_traj_id - members.start) // plan.id_stride))
+        ids = TrajectoryIds(members.start + rounds * plan.id_stride, plan.id_stride)
         envs_per_member = max(1, env.batch_size.numel() // len(members))
         steps = -(-plan.frames // envs_per_member)
         try:
@@ -216,11 +216,13 @@ class Worker:
         self._blocks[number] = map_descriptor(descriptor, layout.num_bytes), layout
         os.close(descriptor)
 
-    def _on_buffer(self, layout: FrameLayout, first_track: int, scratch: BlockLayout, processing: bytes | None) -> None:
+    def _on_buffer(
+        self, layout: FrameLayout, tracks: range, by_env: bool, scratch: BlockLayout, processing: bytes | None
+    ) -> None:
         """Batches are collected into ``scratch``, and from there written to the replay buffer."""
         memory = FrameMemory.of_descriptor(layout, self._channel.receive_descriptor())
         todo = None if processing is None else pickle.loads(processing)
-        self._buffer = BufferWriter(memory, first_track, scratch.env_size, todo)
+        self._buffer = BufferWriter(memory, tracks, by_env, Ledger(self._page), scratch.env_size, todo)
         self._blocks[INTO_BUFFER] = torch.empty(scratch.num_bytes, dtype=torch.uint8), scratch
         self._views.clear()
 
@@ -258,27 +260,32 @@ class Worker:
 
     def _collect(self, order: Order) -> None:
         page, mail = self._page, self._mail
-        self._current, self._unwanted, mail.stop_requested = order, False, False
+        self._current = order
         mail.first_step = order.first_step
         started, cpu_s, switches = time.monotonic(), time.process_time(), _voluntary_switches()
-        page.write(busy_since=started, committed=order.first_step, beat=0)
+        page.write(busy_since=started, beat=0)
+        page.write(committed=order.first_step)  # before it is said what of: another order's is nothing to this one
+        page.write(order=order.number)
         page.add(batches=1)
         steps: list[int] = []
         try:
+            for lane in self.lanes if order.anew else ():
+                lane.collector._rollout.give_up()
             for lane, part, num_steps, random_frames in self._parts(order):
                 steps.append(lane.collector.collect_into(part, num_steps, random_frames) if num_steps else 0)
+            if order.block == INTO_BUFFER:
+                self._write(order, steps)
         except _Aborted:
+            page.write(beat=0)
             return
-        except BaseException as error:  # an env may call sys.exit
+        except BaseException as error:  # an env may call sys.exit, a postproc may raise
             self._give_up(order, error, steps)
             return
         finally:
-            self._current, self._unwanted = None, False
+            self._current, self._unwanted, mail.stop_requested = None, False, False
             now = time.monotonic()
             page.write(busy_since=0.0)
             page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
-        if order.block == INTO_BUFFER:
-            self._write(order, steps)
         objects = self._objects_of(order, steps)
         versions, fragments = self._after(order, steps)
         self._channel.send("ready", *Ready(order.number, steps, versions, fragments, objects))
@@ -325,7 +332,6 @@ class Worker:
                 fragments = lane.collector._rollout.boundaries.fragments
                 self._buffer.write({key: leaf[:rows, :taken] for key, leaf in part.items()}, row, fragments)
             row, rows_left = row + lane.num_envs, rows_left - rows
-        self._page.write(last_order=order.number)
 
     def _after(self, order: Order, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
@@ -341,7 +347,7 @@ class Worker:
             new = rollout.boundaries.fragments - lane.fragments_told
             lane.fragments_told |= new
             fragments += new
-        self._page.write(env_s=env_s, policy_s=policy_s, next_traj_id=next_id, committed=0)
+        self._page.write(env_s=env_s, policy_s=policy_s, next_traj_id=next_id)
         self._page.add(frames=frames, steps=sum(steps))
         self._page.write(beat=0)  # its steps are among the frames now
         versions = self.lanes[0].collector._rollout.versions
@@ -351,8 +357,9 @@ class Worker:
 
     def _give_up(self, order: Order, error: BaseException, steps: list[int]) -> None:
         """An env or the policy raised: say so, with what was complete before it, and leave."""
-        with suppress(Exception):
-            steps.append(self.lanes[len(steps)].collector.salvage_into())
+        if len(steps) < len(self.lanes):
+            with suppress(Exception):
+                steps.append(self.lanes[len(steps)].collector.salvage_into())
         steps += [0] * (len(self.lanes) - len(steps))
         self._channel.send("failed", order.number, pack(error), [step + order.first_step for step in steps])
         self.leaving = True
@@ -361,7 +368,8 @@ class Worker:
 
     def set_seed(self, seed: int, static_seed: bool) -> int | None:
         following: int | None = seed
-        self._drop_episodes()
+        if self._buffer is not None:
+            self._buffer.drop()
         for lane in self.lanes:
             following = lane.collector.set_seed(seed, static_seed)
             # Envs may be alike where that was asked for; what workers draw by themselves may not.
@@ -370,21 +378,17 @@ class Worker:
         seed_process(seed, self._blueprint.worker)
         return following
 
-    def _drop_episodes(self) -> None:
-        """Of what waits to be whole before it is written to the replay buffer."""
-        if self._buffer is not None:
-            self._buffer.drop()
-
     def reset(self, members: Sequence[int], **kwargs: Any) -> list[int]:
         """Start anew; the ids of the trajectories that are cut by it."""
         cut: list[int] = []
-        self._drop_episodes()
         for lane in self.lanes:
             each = lane.num_envs // len(lane.members)
             rows = [row for row in range(lane.num_envs) if lane.members[row // each] in members]
             if rows:
                 cut += lane.collector._rollout.boundaries.traj_ids[rows].tolist()
                 lane.collector.reset(None if len(rows) == lane.num_envs else rows, **kwargs)
+        if self._buffer is not None:  # what waits there to be whole
+            self._buffer.drop(cut)
         return cut
 
     def state_dict(self) -> dict[str, Any]:

@@ -233,6 +233,9 @@ class Node:
         self._stream: Iterator[TensorDictBase] | None = None
         #: Of a batch that was longer than what was asked for.
         self._rest: TensorDictBase | None = None
+        #: Whether envs have taken a step that nobody asked for: a last order may be for some of them only.
+        self._is_ahead = False
+        self._num_rows = torch.Size(self.describe().lead).numel()
         self._fragments_told: set[int] = set()
         self._writer: _Writer | None = None
         self._busy = threading.Lock()
@@ -329,6 +332,9 @@ class Node:
     def _collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
         """A batch, the number of its first env, and how many of the random frames were not taken."""
         collector = self._collector
+        if self._is_ahead:
+            self._do_give_up()
+        self._is_ahead = order.num_envs is not None and order.num_envs < self._num_rows
         if isinstance(collector, Collector):
             rollout = collector._rollout
             rollout.random_frames_left = order.random_frames
@@ -385,8 +391,7 @@ class Node:
 
     def _next_id(self) -> int:
         if isinstance(self._collector, MultiCollector):
-            pages = [member.page.integer("next_traj_id") for member in self._collector._fleet.members]
-            return max(pages) + self._first_own_id
+            return self._collector.next_traj_id + self._first_own_id
         return self._ids.next_id
 
     # -- weights ---------------------------------------------------------------------------------------------------
@@ -427,6 +432,10 @@ class Node:
             seed_process(seed if following is None else following, self._plan.node)
         self._drop_episodes()
         return following
+
+    def _do_reset(self, **kwargs: Any) -> None:
+        self._collector.reset(**kwargs)  # type: ignore[attr-defined]
+        self._drop_episodes()
 
     def _do_give_up(self) -> None:
         """Frames were collected that nobody got: the episodes they are of must not go on."""
