@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from counting import make_counting
+from leaks import wait_until
 from policies_for_tests import deterministic
 from slow_envs import receive_in_a_process
 from swath.collectors import (
@@ -271,6 +273,69 @@ def test_a_worker_that_does_not_answer_is_named() -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match=r"worker 1 .*SIGKILL"):
         collector.update_policy_weights_()
+    collector.shutdown()
+
+
+def ended_in_time(deed: Callable[[], Any], timeout_s: float = 30.0) -> bool:
+    """Whether something comes to its end; in a thread, which is left behind if it does not."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            deed()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_answer_that_came_before_another_worker_was_found_dead(scheme: type[WeightSyncScheme]) -> None:
+    """The worker that is started again is sent weights while those of the others are waited for."""
+    network, policy = versioned()
+    collector = MultiSyncCollector(
+        [make_counting] * 3,
+        policy,
+        frames_per_batch=12,
+        num_workers=3,
+        restart_workers=3,
+        weight_sync_schemes={"policy": scheme(sync=False)},
+    )
+    batches = iter(collector)
+    next(batches)
+    for victim in range(3):
+        pid = collector.stats()["workers"][victim]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        network.set(victim + 1)
+        collector.update_policy_weights_()
+        others = [line for line in range(3) if line != victim]
+
+        def have(version: int, others: list[int] = others) -> bool:
+            return all(collector.stats()["workers"][other]["policy_version"] == version for other in others)
+
+        assert wait_until(lambda version=2 * victim + 1: have(version), 30)
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda victim=victim: not collector.stats()["workers"][victim]["alive"], 30)
+        assert ended_in_time(collector.update_policy_weights_)
+        assert next(batches)["action"][:, 0, 0].tolist() == [victim + 1] * 3
+    collector.shutdown()
+
+
+def test_a_worker_that_is_named_twice_gets_weights_once() -> None:
+    network, policy = versioned()
+    collector = MultiAsyncCollector([make_counting] * 2, policy, frames_per_batch=10, num_workers=2)
+    network.set(1)
+    assert ended_in_time(lambda: collector.update_policy_weights_(worker_ids=[0] * 20 + [1] * 20))
+    assert ended_in_time(lambda: collector.update_policy_weights_(worker_ids=[1, 0, 1]))
+    assert collector.policy_version == 2
+    assert [line["policy_version"] for line in collector.stats()["workers"]] == [2, 2]
+    assert ended_in_time(lambda: next(iter(collector)))  # nobody waits for what does not come
     collector.shutdown()
 
 

@@ -139,22 +139,24 @@ class MultiAsyncCollector(MultiCollector):
         asks = None if self._interruptor is None else self._interruptor.collection_stopped
         told_to_stop = False
         while True:
-            self._take_arrived()
-            stopping = asks is not None and asks()
-            if not stopping:
-                self._give_orders()
-            elif not told_to_stop:
-                told_to_stop = True
-                self._stop()
-            while self._pieces:
-                batch = self._deliver(self._pieces.popleft())
-                if batch is not None:
-                    self._warn_if_waiting()
-                    return batch
-            if stopping and not any(self._pending):
-                return self._nothing()
-            if any(self._pending):  # else all that there was is too old, and there are orders to give
-                self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
+            with self.lock:  # who sends weights may start a worker again, with its orders
+                self._take_arrived()
+                stopping = asks is not None and asks()
+                if not stopping:
+                    self._give_orders()
+                elif not told_to_stop:
+                    told_to_stop = True
+                    self._stop()
+                while self._pieces:
+                    batch = self._deliver(self._pieces.popleft())
+                    if batch is not None:
+                        self._warn_if_waiting()
+                        return batch
+                if stopping and not any(self._pending):
+                    return self._nothing()
+                if not any(self._pending):  # all that there was is too old, and there are orders to give
+                    continue
+            self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
 
     def _stop(self) -> None:
         """Let workers deliver the steps that they have taken."""
