@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from counting import make_counting
+from leaks import wait_until
 from policies_for_tests import deterministic
 from slow_envs import receive_in_a_process
 from swath.collectors import (
+    AsyncBatchedCollector,
     Collector,
     MultiAsyncCollector,
     MultiCollector,
@@ -27,7 +30,10 @@ from swath.collectors import (
     VanillaWeightUpdater,
     WeightUpdaterBase,
 )
-from swath.errors import WeightSyncError, WorkerDied
+from swath.data import LazyTensorStorage, ReplayBuffer
+from swath.envs import ParallelEnv
+from swath.errors import CollectorClosed, WeightSyncError, WorkerDied
+from swath.modules import InferenceServer
 from swath.weight_update import (
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
@@ -158,6 +164,67 @@ def test_every_way_to_hand_weights_over(scheme: type[WeightSyncScheme], method: 
     collector.shutdown()
 
 
+class Counts(nn.Module):
+    """Has a weight of whole numbers beside its others."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = nn.Parameter(torch.zeros(3))
+        self.register_buffer("scale", torch.ones(1, dtype=torch.int64))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return (self.version * self.scale).expand(*observation.shape[:-1], 3)
+
+
+def counts() -> TensorDictModule:
+    return TensorDictModule(Counts(), in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("make", ["Collector", "MultiSyncCollector", "policy_factory", "InferenceServer"])
+def test_weights_of_another_dtype_are_exact_or_refused(make: str) -> None:
+    makers: dict[str, Callable[[], Any]] = {
+        "Collector": lambda: Collector(make_counting(), counts(), frames_per_batch=8),
+        "MultiSyncCollector": lambda: MultiSyncCollector([make_counting] * 2, counts(), frames_per_batch=8),
+        "policy_factory": lambda: MultiSyncCollector([make_counting] * 2, policy_factory=counts, frames_per_batch=8),
+        "InferenceServer": lambda: InferenceServer(counts()),
+    }
+    version, scale = torch.full((3,), 2.0), torch.full((1,), 3)
+
+    def weights(version: torch.Tensor = version, scale: Any = scale) -> dict[str, Any]:
+        return {"module.version": version, "module.scale": scale}
+
+    with makers[make]() as updated:
+        updated.update_policy_weights_(weights(version.half(), scale.int()))  # nothing is lost
+        before = updated.policy_version
+        for wrong in (
+            weights(version.double()),
+            weights(version.long()),
+            weights(scale=scale.float() + 0.7),
+            weights(version.to(torch.complex64)),
+        ):
+            with pytest.raises(ValueError, match=r"cannot hold all of its values; if that is meant.*\.to\(torch\."):
+                updated.update_policy_weights_(wrong)
+        with pytest.raises(TypeError, match=r"'module\.scale' is an ndarray"):
+            updated.update_policy_weights_(weights(scale=scale.numpy()))
+        if make != "policy_factory":  # whose weights are known in the workers only
+            assert updated.policy_version == before
+            with pytest.raises(TypeError, match=r"'module\.scale' is a list, not a tensor"):
+                updated.update_policy_weights_(weights(scale=[3]))
+        if make != "InferenceServer":
+            assert bool((next(iter(updated))["action"] == 6).all())
+
+
+def test_a_strategy_refuses_what_does_not_fit_before_it_copies_anything() -> None:
+    strategy = WeightStrategy()
+    for wrong in ({"a": torch.ones(2), "b": torch.ones(2).double()}, {"a": torch.ones(2), "b": torch.ones(1)}):
+        into = {"a": torch.zeros(2), "b": torch.zeros(2)}
+        with pytest.raises(ValueError, match="'b'"):
+            strategy.apply_weights(into, wrong)
+        assert not into["a"].any()
+
+
 def test_update_at_each_batch() -> None:
     for sync in (True, False):
         network, policy = versioned()
@@ -271,6 +338,69 @@ def test_a_worker_that_does_not_answer_is_named() -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match=r"worker 1 .*SIGKILL"):
         collector.update_policy_weights_()
+    collector.shutdown()
+
+
+def ended_in_time(deed: Callable[[], Any], timeout_s: float = 30.0) -> bool:
+    """Whether something comes to its end; in a thread, which is left behind if it does not."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            deed()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_answer_that_came_before_another_worker_was_found_dead(scheme: type[WeightSyncScheme]) -> None:
+    """The worker that is started again is sent weights while those of the others are waited for."""
+    network, policy = versioned()
+    collector = MultiSyncCollector(
+        [make_counting] * 3,
+        policy,
+        frames_per_batch=12,
+        num_workers=3,
+        restart_workers=3,
+        weight_sync_schemes={"policy": scheme(sync=False)},
+    )
+    batches = iter(collector)
+    next(batches)
+    for victim in range(3):
+        pid = collector.stats()["workers"][victim]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        network.set(victim + 1)
+        collector.update_policy_weights_()
+        others = [line for line in range(3) if line != victim]
+
+        def have(version: int, others: list[int] = others) -> bool:
+            return all(collector.stats()["workers"][other]["policy_version"] == version for other in others)
+
+        assert wait_until(lambda version=2 * victim + 1: have(version), 30)
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda victim=victim: not collector.stats()["workers"][victim]["alive"], 30)
+        assert ended_in_time(collector.update_policy_weights_)
+        assert next(batches)["action"][:, 0, 0].tolist() == [victim + 1] * 3
+    collector.shutdown()
+
+
+def test_a_worker_that_is_named_twice_gets_weights_once() -> None:
+    network, policy = versioned()
+    collector = MultiAsyncCollector([make_counting] * 2, policy, frames_per_batch=10, num_workers=2)
+    network.set(1)
+    assert ended_in_time(lambda: collector.update_policy_weights_(worker_ids=[0] * 20 + [1] * 20))
+    assert ended_in_time(lambda: collector.update_policy_weights_(worker_ids=[1, 0, 1]))
+    assert collector.policy_version == 2
+    assert [line["policy_version"] for line in collector.stats()["workers"]] == [2, 2]
+    assert ended_in_time(lambda: next(iter(collector)))  # nobody waits for what does not come
     collector.shutdown()
 
 
@@ -441,3 +571,140 @@ def test_updates_from_another_thread_do_not_get_lost() -> None:
     assert not failures
     assert collector.policy_version == 50
     collector.shutdown()
+
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+
+class SaysItsWeights(nn.Module):
+    """Writes the smallest and the largest of its weights, which are all the same, beside its action."""
+
+    def __init__(self, size: int = 100_000) -> None:
+        super().__init__()
+        self.many = nn.ParameterList([nn.Parameter(torch.zeros(size)) for _ in range(4)])
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        lead = observation.shape[:-1]
+        found = torch.stack([weights.aminmax()[end] for weights in self.many for end in (0, 1)])
+        return torch.zeros(*lead, 3), torch.stack(found.aminmax()).expand(*lead, 2)
+
+
+IN_THIS_PROCESS: dict[str, Callable[..., Any]] = {
+    "Collector": lambda policy, **kwargs: Collector(make_counting(), policy, **kwargs),
+    "an interruptor": lambda policy, **kwargs: Collector(make_counting(), policy, interruptor=NeverStops(), **kwargs),
+    "ParallelEnv": lambda policy, **kwargs: Collector(ParallelEnv(2, make_counting), policy, **kwargs),
+    "AsyncBatchedCollector": lambda policy, **kwargs: AsyncBatchedCollector(
+        [make_counting] * 4, policy, num_workers=2, **kwargs
+    ),
+    "threads": lambda policy, **kwargs: AsyncBatchedCollector(
+        [make_counting] * 4, policy, env_backend="threading", **kwargs
+    ),
+}
+
+
+class NeverStops:
+    def collection_stopped(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", IN_THIS_PROCESS)
+@pytest.mark.parametrize("background", [False, True])
+def test_weights_from_another_thread_are_whole_and_as_the_stamp_says(kind: str, background: bool) -> None:
+    policy = TensorDictModule(SaysItsWeights(), ["observation"], ["action", "weighs"])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20_000)) if background else None
+    collector = IN_THIS_PROCESS[kind](policy, frames_per_batch=20, track_policy_version=True, replay_buffer=buffer)
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def update() -> None:
+        try:
+            version = 0
+            while not done.is_set():
+                version += 1
+                collector.update_policy_weights_(
+                    {name: torch.full_like(tensor, version) for name, tensor in policy.state_dict().items()}
+                )
+        except BaseException as error:
+            failures.append(error)
+
+    def check(frames: Any) -> set[int]:
+        weighs, stamps = frames["weighs"].reshape(-1, 2), frames["policy_version"].reshape(-1)
+        assert torch.equal(weighs, stamps.unsqueeze(1).expand(-1, 2).to(weighs.dtype))
+        return set(stamps.tolist())
+
+    thread = threading.Thread(target=update, daemon=True)
+    seen: set[int] = set()
+    if buffer is not None:
+        collector.start()
+        thread.start()
+        assert wait_until(lambda: len(buffer) >= 1000 and collector.policy_version >= 20, 60)
+        with collector.pause():
+            seen = check(buffer[:])
+    else:
+        batches = iter(collector)
+        seen |= check(next(batches))
+        thread.start()
+        for _ in range(2000):
+            seen |= check(next(batches))
+            if len(seen) > 20:
+                break
+    done.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not failures
+    assert len(seen) > 5
+    collector.shutdown()
+
+
+def test_a_hook_may_update_the_weights_of_its_own_collector() -> None:
+    network, policy = versioned()
+    collector: Any = None
+
+    def after(batch: Any) -> None:
+        network.set(collector.policy_version + 1)
+        collector.update_policy_weights_(policy)
+
+    collector = Collector(
+        make_counting(), policy, frames_per_batch=4, total_frames=12, post_collect_hook=after, track_policy_version=True
+    )
+    for index, batch in enumerate(collector):
+        assert bool((batch["policy_version"] == index).all())
+        assert bool((batch["action"] == index).all())
+
+
+# -- as collection ends ----------------------------------------------------------------------------------------------
+
+
+def update_until_closed(collector: Any, policy: Any, raised: list[BaseException]) -> threading.Thread:
+    def update() -> None:
+        try:
+            while True:
+                collector.update_policy_weights_(policy)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=update, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_updating_as_collection_ends_says_that_it_has_ended(kind: type, restarts: int) -> None:
+    for _ in range(4):
+        _, policy = versioned(100_000)
+        collector = kind(
+            [make_counting] * 2,
+            policy,
+            frames_per_batch=10,
+            total_frames=40,
+            num_workers=2,
+            restart_workers=restarts,
+        )
+        raised: list[BaseException] = []
+        thread = update_until_closed(collector, policy, raised)
+        assert sum(batch.numel() for batch in collector) == 40
+        thread.join(30)
+        assert not thread.is_alive()
+        assert [type(error) for error in raised] == [CollectorClosed], raised
+        assert "was shut down after 40 frames" in str(raised[0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import choose_sources, fitting_weights
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
+from swath.workers.fair_lock import FairLock
 from swath.workers.fleet import Fleet, Member
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
 from swath.workers.orders import Blueprint, Description, Order
@@ -44,6 +45,8 @@ WORKER: Key = ("collector", "worker")
 ENV: Key = ("collector", "env")
 #: ``num_workers="auto"`` looks for so long at how the first env spends its time.
 _SECONDS_TO_MEASURE = 0.5
+#: ``shutdown`` waits so long for another thread that sends weights to notice it.
+_SECONDS_FOR_SENDERS = 2.0
 #: A step that computes for less than this share of its time is one that waits.
 _BUSY_SHARE = 0.5
 
@@ -153,7 +156,7 @@ class MultiCollector(BaseCollector):
         **others: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         self._is_by_episode = trajs_per_batch is not None
         self._own_arguments(others)
         refuse_unknown(others, type(self), MultiCollector)
@@ -433,7 +436,6 @@ class MultiCollector(BaseCollector):
         )
         for scheme in self._schemes.values():
             scheme.resend(member.number)
-        member.page.write(policy_version=self._policy_version)
         if member.number in self._seeds:
             seed, static = self._seeds[member.number]
             own = derived_seed(seed, member.number, member.life.number)
@@ -460,9 +462,13 @@ class MultiCollector(BaseCollector):
         return self._fleet.members[worker].sentinel
 
     def look_at_workers(self, workers: Sequence[int]) -> None:
-        self._fleet.look_for_hangs([self._fleet.members[worker] for worker in workers])
+        if self._closed:
+            self._require_open()
+        self._fleet.look_after([self._fleet.members[worker] for worker in workers])
 
     def worker_gone(self, worker: int) -> None:
+        if self._closed:  # it was told to leave
+            self._require_open()
         self._fleet.handle_end(self._fleet.members[worker])
 
     # -- collecting ------------------------------------------------------------------------------------------------
@@ -546,10 +552,13 @@ class MultiCollector(BaseCollector):
         if policy_weights is not None:
             warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
             weights = policy_weights
-        self._require_open()
         sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
+        with self._while_open():
+            self._update(sources, worker_ids, is_named=model_id is not None or weights_dict is not None)
+
+    def _update(self, sources: Mapping[str, Any], worker_ids: int | Sequence[int] | None, *, is_named: bool) -> None:
         if self._updater is not None:
-            if model_id is not None or weights_dict is not None:
+            if is_named:
                 raise ValueError("a weight_updater knows one model: model_id and weights_dict need weight_sync_schemes")
             self._updater.push_weights(sources["policy"], worker_ids)
             return
@@ -591,8 +600,22 @@ class MultiCollector(BaseCollector):
         """Weights of the policy, for updaters."""
         if "policy" not in self._schemes:
             self._refuse_model("policy", weights)
-        self._policy_version += 1
-        self._schemes["policy"].send(weights, worker_ids, version=self._policy_version)
+        with self._while_open():
+            self._policy_version += 1
+            self._schemes["policy"].send(weights, worker_ids, version=self._policy_version)
+
+    @contextlib.contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """For what several threads may do: one at a time, so that versions arrive as they were counted."""
+        self._require_open()
+        with self.lock:
+            self._require_open()
+            try:
+                yield
+            except Exception as error:
+                if self._closed and not isinstance(error, CollectorClosed):  # by another thread, in the middle of it
+                    self._require_open()
+                raise
 
     @property
     def policy_version(self) -> int:
@@ -771,9 +794,13 @@ class MultiCollector(BaseCollector):
         super().shutdown(timeout, close_env, raise_on_error)
 
     def _close(self, close_env: bool) -> None:
+        self._fleet.shutdown(self._shutdown_timeout)
+        # Whoever sends weights meanwhile has seen the workers leave.
+        came = self.lock.acquire(timeout=_SECONDS_FOR_SENDERS)
         for scheme in self._schemes.values():
             scheme.shutdown()
-        self._fleet.shutdown(self._shutdown_timeout)
+        if came:
+            self.lock.release()
         for pool in self._pools:
             pool.close()
         if self._threads_before is not None:

@@ -37,7 +37,8 @@ from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import Stamps, batch_fields
 from swath.rollout.exploration import exploring
 from swath.rollout.layout import CPU, Field, Key, leaves_of
-from swath.rollout.loop import Mail, Rollout, first_observations
+from swath.rollout.loop import Rollout, first_observations
+from swath.rollout.mail import Mail
 from swath.rollout.plan import PolicyPlan
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import apply_weights, choose_source
@@ -313,7 +314,7 @@ class Collector(BaseCollector):
     def _collect_batch(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
-        with self._in_force():
+        with self._rollout.mail.collecting(), self._in_force():
             return self._rollout.collect(
                 num_steps,
                 policy_version=self._policy_version,
@@ -443,24 +444,29 @@ class Collector(BaseCollector):
         if worker_ids not in (None, 0, [0]):
             raise ValueError(f"a Collector has one worker, 0; there is no worker {worker_ids}")
         source = choose_source(policy_or_weights, weights, policy, weights_dict, model_id)
-        with self._held():  # a policy that computes has all of the old ones or all of the new
-            if self._updater is not None:
-                self._updater.push_weights(source)
-                return
-            if source is None:
-                source = self._given_policy
-                # The user's own object collects: what was trained is in it already.
-                if source is self.policy or not isinstance(source, torch.nn.Module):
-                    self._policy_version += 1
-                    return
-            if source is not self.policy:
-                apply_weights(self.policy, source)
-            self._policy_version += 1
+        self._raise_failure()
+        if self._updater is not None:
+            self._updater.push_weights(source)
+            return
+        if source is None and isinstance(self._given_policy, torch.nn.Module):
+            source = self._given_policy
+        # The user's own object may collect: what was trained is in it already.
+        self.send_weights(None if source is self.policy else source)
 
     def send_weights(self, weights: Any, worker_ids: Any = None) -> None:
-        """Weights of the policy, for updaters."""
-        apply_weights(self.policy, weights)
-        self._policy_version += 1
+        """Weights of the policy, for updaters; None if it has them.
+
+        Applied between two steps, whichever thread collects: a policy that computes has all of the old ones or all of
+        the new.
+        """
+
+        def apply() -> None:
+            if weights is not None:
+                apply_weights(self.policy, weights)
+            self._policy_version += 1
+            self._rollout.mail.policy_version = self._policy_version
+
+        self._rollout.mail.run(apply)
 
     @property
     def policy_version(self) -> int:

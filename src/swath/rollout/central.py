@@ -22,7 +22,7 @@ from swath.rollout.delivery import Stamps, batch_fields, strip_parts
 from swath.rollout.flat_batch import FlatBatch
 from swath.rollout.lane import Lane
 from swath.rollout.layout import CPU, Field, Key, Layout
-from swath.rollout.loop import NoMail
+from swath.rollout.mail import ThreadMail
 from swath.rollout.plan import BoundPolicy, PolicyPlan
 from swath.rollout.strip import MAX_BYTES, Column, Strip
 from swath.workers.env_crew import EnvCrew
@@ -103,8 +103,7 @@ class CentralRollout:
         #: Frames that lanes have taken and that are in no batch yet.
         self._undelivered = 0
         self.random_frames_left = 0
-        #: Another thread may ask to end the batch.
-        self.mail = NoMail()
+        self.mail = ThreadMail()
         #: Forwards, and the rows in them.
         self.num_forwards = 0
         self.num_forward_rows = 0
@@ -130,8 +129,8 @@ class CentralRollout:
         """
         if self._failed:
             self.abandon()
-        self._epoch += 1
-        self._version = policy_version
+        self.mail.policy_version = policy_version
+        self._renew()
         self._output.open(num_frames)
         self._failed = True  # unless this comes to its end
         if self._to_reset:
@@ -139,11 +138,19 @@ class CentralRollout:
         self._act()
         while self._missing > 0 and not (self.mail.stop_requested or (stop is not None and stop())):
             self._take_ready()
+            if self.mail.waiting[0]:  # between two calls of the policy
+                self.mail.read()
+                self._renew()
             if self._missing > 0 or self.goes_on:
                 self._act()
         self._flush()
         self._failed = False
         return self._output.close()
+
+    def _renew(self) -> None:
+        """The weights may be others now."""
+        self._epoch += 1
+        self._version = self.mail.policy_version
 
     def start_from(self, first_row: Mapping[Key, torch.Tensor]) -> None:
         """Go on from a reset of all envs that was made already."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -13,6 +13,7 @@ from swath.errors import EnvError, PolicyError
 from swath.rollout.boundaries import Boundaries, StepLimit, TrajectoryIds
 from swath.rollout.delivery import Batch, Stamps
 from swath.rollout.layout import Key, Layout
+from swath.rollout.mail import Mail, ThreadMail
 from swath.rollout.plan import PolicyPlan
 from swath.rollout.ragged import RaggedBatch
 from swath.rollout.random_actions import RandomActions
@@ -24,50 +25,6 @@ def first_observations(env: Any) -> dict[Key, torch.Tensor]:
     strip = Strip(env.row_layout(), num_steps=1)
     env.bind(strip).reset(0, list(range(strip.num_envs)))
     return {key: column.rows[0] for key, column in strip.carried.items()}
-
-
-class Mail(Protocol):
-    """What may reach a rollout from outside while it collects, such as new weights; see ``workers/``."""
-
-    #: A byte that another process sets when there is something to read; looked at after every step.
-    waiting: Any
-    #: Where the rollout writes how many steps of the batch it took, for whoever watches that it goes on.
-    beat: Any
-    #: Whether to end the batch after the steps that were taken.
-    stop_requested: bool
-    #: The version of the weights, as of the last ``read``.
-    policy_version: int
-
-    def read(self) -> None:
-        """Do what is asked. Whatever it raises ends the batch without delivering it."""
-        ...
-
-    def commit(self, num_steps: int) -> None:
-        """So many steps of this batch are in their final place."""
-        ...
-
-
-class NoMail:
-    """Of a rollout in the caller's own process: only another thread may ask it to end its batch."""
-
-    def __init__(self) -> None:
-        self.waiting = bytearray(1)
-        self.stop_requested = False
-        self.beat = [0]
-        self.policy_version = 0
-
-    def ask_to_stop(self) -> None:
-        self.stop_requested = True
-        self.waiting[0] = 1
-
-    def go_on(self) -> None:
-        self.stop_requested = False
-        self.waiting[0] = 0
-
-    def read(self) -> None:
-        self.waiting[0] = 0
-
-    def commit(self, num_steps: int) -> None: ...
 
 
 class StepTiming:
@@ -141,7 +98,7 @@ class Rollout:
         self._reset_kwargs: dict[str, Any] = {}
         #: How many frames still get random actions.
         self.random_frames_left = 0
-        self.mail: Mail = NoMail() if mail is None else mail
+        self.mail: Mail = ThreadMail() if mail is None else mail
         self.timing: StepTiming | None = None if mail is None else StepTiming()
         #: (step, version): from which step of the last batch on which version of the weights acted.
         self.versions: list[tuple[int, int]] = []
@@ -368,6 +325,8 @@ class Rollout:
             self._run(act, t, t + 1)
             if stop():
                 return True
+            if self.mail.waiting[0]:
+                break
         return False
 
     def _rewind(self) -> None:

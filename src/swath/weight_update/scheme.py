@@ -102,8 +102,10 @@ class WeightSyncScheme:
         self._worker_idx: int | None = None
         self._channels: dict[int, Channel] = {}
         self._worker_ends: dict[int, Connection] = {}
-        #: Workers that have not acknowledged, and the number of what they were sent.
+        #: Workers that have not acknowledged, and the number of what they were sent: those that are waited for, and
+        #: those that were not in time, and may read it yet.
         self._unanswered: dict[int, int] = {}
+        self._late: dict[int, int] = {}
         self._sequence = 0
         #: Which publication each worker was sent last, with its version.
         self._last: dict[int, tuple[int, int | None]] = {}
@@ -169,6 +171,7 @@ class WeightSyncScheme:
         if end is not None:
             end.close()
         self._unanswered.pop(worker, None)
+        self._late.pop(worker, None)
         require_descriptors(2, f"connect worker {worker} for weights")
         ours, theirs = Pipe(duplex=True)
         self._channels[worker] = Channel(ours)
@@ -288,14 +291,19 @@ class WeightSyncScheme:
                 self._send(own, [worker], version)
             return
         self.finish()
+        self._publish_to(
+            workers, {n: t for n, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}, version
+        )
+        if self.sync:
+            self.finish()
+
+    def _publish_to(self, workers: Sequence[int], weights: dict[str, torch.Tensor], version: int | None) -> None:
         self._keep_for_others(workers)
-        self._publish({n: t for n, t in flat_weights(source).items() if isinstance(t, torch.Tensor)})
+        self._publish(weights)
         self._sequence += 1
         for worker in workers:
             self._last[worker] = self._sequence, version
             self._post_to(worker, version)
-        if self.sync:
-            self.finish()
 
     def _keep_for_others(self, workers: Sequence[int]) -> None:
         """Before something is published that is not for all: copy what the others would need if they started again."""
@@ -306,17 +314,17 @@ class WeightSyncScheme:
 
     @ctrl_c_waits
     def resend(self, worker: int) -> None:
-        """Give a worker that has just started what its predecessor was sent last, and wait."""
+        """Give a worker that has just started what its predecessor was sent last, and wait for it alone."""
         with self._lock:
             if worker not in self._last:
                 return
             sequence, version = self._last[worker]
             if sequence == self._sequence:
                 self._post_to(worker, version)
-                self.finish()
             else:
-                self._send(self._kept[sequence], [worker], version)
-                self.finish()
+                self.finish()  # what is published now may still be read
+                self._publish_to([worker], self._kept[sequence], version)
+            self._await([worker])
 
     def _post_to(self, worker: int, version: int | None) -> None:
         self._unanswered[worker] = self._sequence
@@ -331,7 +339,7 @@ class WeightSyncScheme:
     def _addressed(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         if worker_ids is None:
             return sorted(self._channels)
-        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        chosen = [worker_ids] if isinstance(worker_ids, int) else list(dict.fromkeys(worker_ids))
         for worker in chosen:
             if worker not in self._channels:
                 raise ValueError(f"there is no worker {worker}; there are {len(self._channels)}, counted from 0")
@@ -347,57 +355,79 @@ class WeightSyncScheme:
             self._finish()
 
     def _finish(self) -> None:
+        self._await(None)
+
+    def _await(self, workers: Sequence[int] | None) -> None:
+        """Wait for the answers of these workers; None for all that were sent something.
+
+        A worker that is lost may be started again in here, which sends weights and waits for them: one loss at a time,
+        and all that was found out before it is found out anew.
+        """
         deadline = monotonic() + self.timeout_s
         failures: list[BaseException] = []
-        while self._unanswered:
-            context = self._get_context()
-            channels = {self._channels[worker].connection: worker for worker in self._unanswered}
-            sentinels = {} if context is None else {context.worker_sentinel(w): w for w in self._unanswered}
-            left_s = max(0.0, deadline - monotonic())
-            ready = wait([*channels, *sentinels], timeout=left_s if context is None else min(left_s, _LOOK_EVERY_S))
-            if not ready and left_s > 0:
-                if context is not None:
-                    context.look_at_workers(list(self._unanswered))
-                continue
-            if not ready:
-                late = sorted(self._unanswered)
-                self._unanswered.clear()
-                names = ", ".join(map(str, late))
-                raise WeightSyncError(
-                    f"worker{'s' if len(late) > 1 else ''} {names} did not apply the weights within "
-                    f"{self.timeout_s:g} s; a step of the env may take longer than that (timeout_s=), or it hangs "
-                    "(step_timeout_s= of the collector finds out)"
-                )
-            for entry in ready:
-                if entry in channels:
-                    failures += self._take_answer(channels[entry])  # type: ignore[index]
-            for entry in ready:
-                worker = sentinels.get(entry)  # type: ignore[call-overload]
-                if context is not None and worker in self._unanswered:
-                    del self._unanswered[worker]
-                    context.worker_gone(worker)
+        while waiting := [worker for worker in self._unanswered if workers is None or worker in workers]:
+            left_s = deadline - monotonic()
+            lost = self._take_answers(waiting, max(0.0, left_s), failures)
+            if lost is not None:
+                del self._unanswered[lost]
+                self._lose(lost)
+            elif left_s <= 0 and (late := [worker for worker in waiting if worker in self._unanswered]):
+                raise self._are_late(late)
         if failures:
             raise failures[0]
 
-    def _take_answer(self, worker: int) -> list[BaseException]:
-        """What went wrong where the weights were applied: nothing, hopefully."""
+    def _take_answers(self, waiting: Sequence[int], left_s: float, failures: list[BaseException]) -> int | None:
+        """Wait a moment, and take what was answered; the number of a worker that will not answer any more."""
+        context = self._get_context()
+        channels = {self._channels[worker].connection: worker for worker in waiting}
+        sentinels = {} if context is None else {context.worker_sentinel(worker): worker for worker in waiting}
+        if -1 in sentinels:  # nothing is left of it
+            return sentinels[-1]
+        ready = wait([*channels, *sentinels], timeout=left_s if context is None else min(left_s, _LOOK_EVERY_S))
+        if not ready and context is not None:
+            context.look_at_workers(waiting)
+        lost: int | None = None
+        for entry in ready:
+            worker = channels.get(entry)  # type: ignore[call-overload]
+            if worker is not None and not self._take_answer(worker, failures):
+                lost = worker
+        for entry in ready:
+            worker = sentinels.get(entry)  # type: ignore[call-overload]
+            if worker in self._unanswered:
+                lost = worker
+        return lost
+
+    def _take_answer(self, worker: int, failures: list[BaseException]) -> bool:
+        """False: it has hung up."""
         try:
             kind, sequence, *details = self._channels[worker].receive()
         except (EOFError, OSError):
-            if self._get_context() is None:
-                del self._unanswered[worker]
-                return [WeightSyncError(f"worker {worker} is gone; it did not apply the weights")]
-            self._unanswered.pop(worker, None)
-            self._get_context().worker_gone(worker)  # or about to be: raises, or starts another one
-            return []
-        if self._unanswered.get(worker) == sequence:
-            del self._unanswered[worker]
-            context = self._get_context()
-            if context is not None:
-                context.worker_answered(worker)
+            return False
+        for owed in (self._unanswered, self._late):
+            if owed.get(worker, sequence + 1) <= sequence:
+                del owed[worker]
+        context = self._get_context()
+        if context is not None:
+            context.worker_answered(worker)
         if kind == "failed":
-            return [unpack(details[0], worker, f"worker {worker}, while it applied weights")]
-        return []
+            failures.append(unpack(details[0], worker, f"worker {worker}, while it applied weights"))
+        return True
+
+    def _lose(self, worker: int) -> None:
+        context = self._get_context()
+        if context is None:
+            raise WeightSyncError(f"worker {worker} is gone; it did not apply the weights")
+        context.worker_gone(worker)  # or about to be: raises, or starts another one
+
+    def _are_late(self, workers: Sequence[int]) -> WeightSyncError:
+        for worker in workers:
+            self._late[worker] = self._unanswered.pop(worker)
+        names = ", ".join(map(str, sorted(workers)))
+        return WeightSyncError(
+            f"worker{'s' if len(workers) > 1 else ''} {names} did not apply the weights within {self.timeout_s:g} s; a "
+            "step of the env may take longer than that (timeout_s=), or it hangs (step_timeout_s= of the collector "
+            "finds out)"
+        )
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -408,12 +438,12 @@ class WeightSyncScheme:
         if not channel.connection.poll(timeout):
             return None
         weights, sequence, version = None, 0, None
-        while True:  # only the last of several counts
-            message = channel.receive()
-            got = self._unpack(channel, message)
+        while True:
+            got = self._unpack(channel, channel.receive())
             if got is not None:
                 weights, sequence, version = got
-            if not channel.has_message():
+            # Only the last of several counts; but who is woken for each takes one each time.
+            if self._context is not None or not channel.has_message():
                 break
         if weights is None:
             return self.receive(timeout)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.rollout.layout import nested
-from swath.weight_update.weights import apply_weights, flat_weights
+from swath.weight_update.weights import apply_weights, flat_weights, require_exact
 
 
 class WeightStrategy:
@@ -39,7 +39,7 @@ class WeightStrategy:
         """Into a module, or a TensorDict or mapping of the same structure; in place.
 
         Raises:
-            KeyError: the structures differ.
+            KeyError, ValueError: structures, shapes or dtypes do not fit.
         """
         if isinstance(destination, torch.nn.Module):
             apply_weights(destination, weights)
@@ -50,6 +50,13 @@ class WeightStrategy:
         if own.keys() != given.keys():
             name = next(iter(own.keys() ^ given.keys()))
             raise KeyError(f"these weights do not fit: only one of the two has {name!r}")
+        for name, value in given.items():
+            if value.shape != own[name].shape:  # copy_ would expand it
+                raise ValueError(
+                    f"these weights do not fit: {name!r} has shape {tuple(value.shape)}, and {tuple(own[name].shape)} "
+                    "where it goes"
+                )
+            require_exact(name, value.dtype, own[name].dtype)
         with torch.no_grad():
             for name, value in given.items():
                 own[name].copy_(value)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import nn
@@ -29,6 +30,8 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
         for name, value in source.items():
             if isinstance(value, (Mapping, TensorDictBase)):
                 flat.update({f"{name}.{inner}": tensor for inner, tensor in flat_weights(value).items()})
+            elif isinstance(value, np.ndarray):
+                raise TypeError(f"weights are tensors, and {name!r} is an ndarray; give torch.from_numpy(...) of it")
             else:
                 flat[str(name)] = value
         return flat
@@ -67,7 +70,13 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
     if not isinstance(policy, nn.Module):
         raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
     own = _own_tensors(policy)
-    given = {name: tensor for name, tensor in flat_weights(source).items() if isinstance(tensor, torch.Tensor)}
+    flat = flat_weights(source)
+    given = {name: tensor for name, tensor in flat.items() if isinstance(tensor, torch.Tensor)}
+    for name in flat.keys() - given.keys():  # a state dict may have more in it, which is nobody's weight
+        if name in own:
+            raise TypeError(
+                f"these weights do not fit the policy: {name!r} is a {type(flat[name]).__name__}, not a tensor"
+            )
     unknown = [name for name in given if name not in own]
     # Tied layers have one tensor under several names; one of them will do.
     there = {id(own[name]) for name in given if name in own}
@@ -83,7 +92,45 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
                 f"these weights do not fit the policy: {name!r} has shape {tuple(tensor.shape)}, the policy's has "
                 f"{tuple(own[name].shape)}"
             )
+        require_exact(name, tensor.dtype, own[name].dtype)
     return [(own[name], tensor) for name, tensor in given.items()]
+
+
+def require_exact(name: str, given: torch.dtype, own: torch.dtype) -> None:
+    """Refuse weights that the tensor they go into would change."""
+    if not holds_all_of(own, given):
+        named, wanted = (str(dtype).removeprefix("torch.") for dtype in (given, own))
+        raise ValueError(
+            f"these weights do not fit: {name!r} is {named}, and {wanted} where it goes, which cannot hold all of its "
+            f"values; if that is meant, convert it first: .to({own})"
+        )
+
+
+def holds_all_of(own: torch.dtype, given: torch.dtype) -> bool:
+    """Whether every value of one dtype is one of the other, too: a matter of types, not of what happens to be in them.
+
+    >>> holds_all_of(torch.float32, torch.int16), holds_all_of(torch.float32, torch.int32)
+    (True, False)
+    """
+    if own is given:
+        return True
+    if given.is_complex or own is torch.bool:
+        return given.is_complex and own.is_complex and holds_all_of(own.to_real(), given.to_real())
+    if own.is_complex:
+        return holds_all_of(own.to_real(), given)
+    if given is torch.bool:
+        return True
+    if given.is_floating_point:
+        if not own.is_floating_point:
+            return False
+        mine, its = torch.finfo(own), torch.finfo(given)
+        return mine.eps <= its.eps and mine.max >= its.max and mine.smallest_normal <= its.smallest_normal
+    its_range = torch.iinfo(given)
+    if own.is_floating_point:
+        mine = torch.finfo(own)
+        return 2 / mine.eps >= its_range.max and mine.max >= its_range.max
+    mine_range = torch.iinfo(own)
+    return mine_range.min <= its_range.min and mine_range.max >= its_range.max
 
 
 def choose_sources(

@@ -14,6 +14,7 @@ pickling.py    what travels by value
 memory.py      memory that several processes see
 blocks.py      batches in that memory: who writes where, and when a block can be used again
 board.py       a page for each worker that its owner reads without asking: where it stands
+fair_lock.py   a lock whose waiters have their turns
 fleet.py       all workers of a collector: waiting for them, finding out who died, ending them
 seeding.py     seeds for processes
 -------------  --------------------------------------------------------------------------------------

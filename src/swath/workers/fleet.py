@@ -299,7 +299,7 @@ class Fleet:
         """A worker's process has ended, or is about to; another thread may have noticed already."""
         with self._lock:
             self._drain(member)
-            if member.sentinel != -1 and (member.failure is not None or has_ended(member) or self._leaves(member)):
+            if member.failure is not None or has_ended(member) or self._leaves(member):
                 self.handle_loss(member)
 
     def _leaves(self, member: Member) -> bool:
@@ -309,27 +309,26 @@ class Fleet:
         return True
 
     def _wait_for(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
-        """Members that died meanwhile, and left no exception, are returned."""
-        watching = self._step_timeout_s is not None
-        limit = min(timeout_s or _SECONDS_BETWEEN_LOOKS, _SECONDS_BETWEEN_LOOKS) if watching else timeout_s
-        channels = {member.channel.connection: member for member in members}
-        sentinels = {member.sentinel: member for member in members}
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        """For a moment at most. Members that died meanwhile, and left no exception, are returned.
+
+        Another thread may sort in what this one waits for, or start a worker again: it is looked at anew each time.
+        """
+        limit = _SECONDS_BETWEEN_LOOKS if timeout_s is None else min(timeout_s, _SECONDS_BETWEEN_LOOKS)
+        with self._lock:
+            channels = {member.channel.connection: member for member in members}
+            sentinels = {member.sentinel: member for member in members}
+        try:
             ready = ctrl_c.wait([*channels, *sentinels], timeout=limit)
-            if watching:
-                self.look_for_hangs(members)
-            if ready or not watching:
-                break
-            if deadline is not None and time.monotonic() >= deadline:
-                break
+        except (OSError, ValueError):  # closed meanwhile; or for good
+            ready = []
+        self.look_for_hangs(members)
         gone = []
         with self._lock:
             for entry in ready:
                 if entry in channels:
                     self._drain(channels[entry])  # type: ignore[index]
             for member in members:
-                ended = member.sentinel in ready or member.hung_up
+                ended = member.sentinel in (*ready, -1) or member.hung_up
                 if ended and member.channel.connection in channels:  # else another thread has started it again
                     self._drain(member)  # what it said before it died
                     if member.failure is None:
@@ -356,6 +355,13 @@ class Fleet:
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
+    def look_after(self, members: Sequence[Member]) -> None:
+        """While something else than messages is waited for: sort them in, lest a full pipe keeps a worker from it."""
+        self.look_for_hangs(members)
+        with self._lock:
+            for member in members:
+                self._drain(member)
+
     def look_for_hangs(self, members: Sequence[Member]) -> None:
         """Kill workers that owe something and do not get on."""
         now = time.monotonic()
@@ -376,6 +382,8 @@ class Fleet:
                 self._kill(member)
 
     def _kill(self, member: Member) -> None:
+        if member.sentinel == -1:  # nothing is left of it
+            return
         with contextlib.suppress(OSError, ValueError):
             os.kill(member.process.pid, signal.SIGKILL)
         wait([member.sentinel], timeout=2.0)
@@ -404,7 +412,7 @@ class Fleet:
 
     def _exit_code(self, member: Member) -> int | None:
         """Once the process has ended; one that only closed its connection gets a moment for it."""
-        if not wait([member.sentinel], timeout=1.0):
+        if member.sentinel != -1 and not wait([member.sentinel], timeout=1.0):
             self._kill(member)
         deadline = time.monotonic() + 1.0
         while (code := member.process.exitcode) is None and time.monotonic() < deadline:
@@ -419,6 +427,8 @@ class Fleet:
 
     def handle_loss(self, member: Member) -> None:
         """A worker is gone, or about to leave with an exception: start it again, or raise."""
+        if member.process is None:
+            raise WorkerDied(f"worker {member.number} was told to leave: its owner was shut down", member.number)
         cut_short = member.restart_cut_short
         if member.number in self._reviving or (cut_short is None and member.life.number >= self._restarts):
             self._raise_loss(member)
@@ -431,16 +441,21 @@ class Fleet:
                     return
                 except _LostAgain as again:
                     if again.member is not member:
+                        self._cut_short(member, error)
                         raise
                     error = again.error
                     if member.life.number >= self._restarts:
                         raise error from None
-        except KeyboardInterrupt:  # it may lack its weights, its seed, its orders: the next wait starts another one
-            self._kill(member)
-            member.restart_cut_short = error
-            raise
+                except BaseException:
+                    self._cut_short(member, error)
+                    raise
         finally:
             self._reviving.discard(member.number)
+
+    def _cut_short(self, member: Member, error: BaseException) -> None:
+        """It may lack its weights, its seed, its orders: the next wait starts another one."""
+        self._kill(member)
+        member.restart_cut_short = error
 
     def _restart(self, member: Member, error: BaseException) -> None:
         self._kill(member)
@@ -538,7 +553,7 @@ class Fleet:
 
 
 def has_ended(member: Member) -> bool:
-    return member.hung_up or (member.sentinel != -1 and bool(wait([member.sentinel], timeout=0)))
+    return member.hung_up or member.sentinel == -1 or bool(wait([member.sentinel], timeout=0))
 
 
 def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:

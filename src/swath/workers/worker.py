@@ -11,7 +11,7 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +55,12 @@ class WorkerMail:
     def commit(self, num_steps: int) -> None:
         if self.ids is not None:
             self._page.write(next_traj_id=self.ids.next_id, committed=self.first_step + num_steps)
+
+    #: A worker has one thread, which reads its messages between two steps.
+    collecting = nullcontext
+
+    def run(self, task: Callable[[], Any]) -> Any:
+        return task()
 
 
 @dataclass

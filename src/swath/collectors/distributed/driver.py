@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from swath.rollout.structure import Structure
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import choose_sources, fitting_weights, flat_weights
 from swath.workers.ctrl_c import ctrl_c_waits, interruptible
+from swath.workers.fair_lock import FairLock
 from swath.workers.seeding import derived_seed
 
 
@@ -121,7 +121,7 @@ class NodesCollector(BaseCollector):
         **engine_arguments: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         self._owner_pid = os.getpid()
         own = self._own_arguments(engine_arguments)
         refuse_unknown(engine_arguments, type(self), NodesCollector, also_known=own)

@@ -27,7 +27,7 @@ from swath.errors import CollectorClosed
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
-from swath.rollout.loop import NoMail
+from swath.rollout.mail import ThreadMail
 from swath.weight_update.weights import apply_weights
 from swath.workers.seeding import derived_seed, seed_process
 from swath.workers.worker import resolve_path
@@ -138,53 +138,6 @@ class Report:
     env_s: float = 0.0
     policy_s: float = 0.0
     pack_s: float = 0.0
-
-
-class ThreadMail(NoMail):
-    """Reaches a rollout from other threads of its process: what they ask for is done between two steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._tasks: list[tuple[Callable[[], Any], threading.Event, list[Any]]] = []
-        self._lock = threading.Lock()
-        self._collecting = False
-
-    def begin(self) -> None:
-        with self._lock:
-            self._collecting = True
-
-    def end(self) -> None:
-        with self._lock:
-            self._collecting = False
-            self._do_all()
-
-    def read(self) -> None:
-        with self._lock:
-            self.waiting[0] = 0
-            self._do_all()
-
-    def _do_all(self) -> None:
-        for task, done, outcome in self._tasks:
-            try:
-                outcome.append(task())
-            except BaseException as error:
-                outcome.append(error)
-            done.set()
-        self._tasks.clear()
-
-    def run(self, task: Callable[[], Any]) -> Any:
-        """Do something while no step is taken."""
-        done, outcome = threading.Event(), []
-        with self._lock:
-            self._tasks.append((task, done, outcome))
-            if self._collecting:
-                self.waiting[0] = 1
-            else:
-                self._do_all()
-        done.wait()
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        return outcome[0]
 
 
 @dataclass
@@ -338,11 +291,7 @@ class Node:
         if isinstance(collector, Collector):
             rollout = collector._rollout
             rollout.random_frames_left = order.random_frames
-            self._mail.begin()
-            try:
-                batch = collector._collect_batch(order.steps, order.num_envs)
-            finally:
-                self._mail.end()
+            batch = collector._collect_batch(order.steps, order.num_envs)
             collector._iter += 1
             left = max(0, rollout.random_frames_left)
             return batch, 0, left
