@@ -271,8 +271,8 @@ class RayReplayBuffer:
         """Save to a folder of the machine that the actor is on."""
         self._call("dumps", path)
 
-    def loads(self, path: Any) -> None:
-        self._call("loads", path)
+    def loads(self, path: Any, *, allow_pickle: bool = False) -> None:
+        self._call("loads", path, allow_pickle=allow_pickle)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
