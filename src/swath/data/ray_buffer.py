@@ -196,6 +196,9 @@ class RayReplayBuffer:
     def add(self, data: Any) -> Any:
         return self._call("add", data)
 
+    def next_traj_id(self, writer: str) -> int:
+        return self._call("next_traj_id", writer)
+
     def may_write(self) -> bool:
         return True
 

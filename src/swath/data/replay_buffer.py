@@ -19,6 +19,7 @@ from swath.data.saving import read_folder, restore_storage, save_folder, storage
 from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, check_sizes, mark_ends
 from swath.data.tracks import Tracks, Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.structure import maybe_dense_stack
 
@@ -117,6 +118,8 @@ class ReplayBuffer:
         #: Frames that were written and are counted by no track: see ``loads``.
         self._written_before = 0
         self._sources: list[Any] = []
+        #: The collector that wrote last, by a name of its own.
+        self._last_writer: str | None = None
         #: How many tracks to make; see ``prepare_tracks``.
         self._planned_tracks = 1
 
@@ -195,6 +198,7 @@ class ReplayBuffer:
 
     def extend(self, data: Any) -> torch.Tensor:
         """Many: the first dimension of a TensorDict or tensor, or a list. Their indices."""
+        self._last_writer = None
         for transform in reversed(self._transforms):
             if callable(getattr(transform, "inv", None)):
                 data = transform.inv(data)
@@ -274,6 +278,20 @@ class ReplayBuffer:
             num_tracks = storage.tracks.num_tracks
             with self._writing:
                 mark_ends(storage.memory, range(min(first_track, num_tracks - 1), min(first_track + count, num_tracks)))
+
+    def next_traj_id(self, writer: str) -> int:
+        """From where on trajectory ids are free for a collector; 0 if it was the last that asked and nobody else wrote.
+
+        An earlier program, or another collector, may have numbered its own from 0, too.
+        """
+        if writer == self._last_writer:
+            return 0
+        self._last_writer = writer
+        if not self._storage.is_laid_out:
+            return 0
+        window = self._storage.tracks.window()
+        ids = self._storage.column(TRAJ_IDS, window.slots(np.arange(window.total)))
+        return int(ids.max()) + 1 if len(ids) else 0
 
     def share_tracks(self, fields: Sequence[Field], num_tracks: int) -> None:
         """As ``prepare_tracks``, in memory that a collector's workers can write to."""
@@ -579,6 +597,7 @@ class ReplayBuffer:
         if any(source.is_running() for source in self._sources):
             raise RuntimeError("a collector is writing to this buffer; load before start()")
         self._drop_prepared()
+        self._last_writer = None
         num_sampled, write_count = int(about["num_sampled"]), int(about["write_count"])
         with self._writing, self._sampling:
             self._rng.bit_generator.state = about["rng"]

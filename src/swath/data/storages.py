@@ -62,6 +62,10 @@ class Storage:
     def get(self, slots: np.ndarray) -> Any:
         raise NotImplementedError
 
+    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        """One number of each of these frames that has this key."""
+        raise NotImplementedError
+
     def overwrite(self, slot: int, rows: Any) -> None:
         """Replace a frame by one, ``[1, 1]``."""
         raise NotImplementedError
@@ -185,6 +189,12 @@ class TensorStorage(Storage):
         for key, leaf in leaves.items():
             memory.leaves[key].index_copy_(0, index, leaf[0].index_select(0, source))
         tracks.commit(slice(None), counts)
+
+    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        leaf = self.laid_out().leaves.get(key)
+        if leaf is None:
+            return np.zeros(0)
+        return leaf.reshape(len(leaf), -1)[:, -1].cpu().numpy()[slots]
 
     def overwrite(self, slot: int, rows: Any) -> None:
         memory, frames = self.laid_out(), self._as_rows(rows)
@@ -367,6 +377,10 @@ class ListStorage(Storage):
             tracks.commit(here, len(frames))
             written.append(slots)
         return np.stack(written)
+
+    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        entries = (item.get(key, None) for item in self.get(slots) if is_tensor_collection(item))
+        return np.array([int(entry.reshape(-1)[-1]) for entry in entries if entry is not None])
 
     def overwrite(self, slot: int, rows: Any) -> None:
         frame = rows[0][0]
