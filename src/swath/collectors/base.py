@@ -231,7 +231,7 @@ class BaseCollector(IterableDataset):
     def _keep_ids_apart(self) -> None:
         """Trajectories that others have written to the buffer keep their ids to themselves."""
         next_traj_id: Any = getattr(self.replay_buffer, "next_traj_id", None)
-        if callable(next_traj_id) and (first := next_traj_id(self._writer_name)):
+        if next_traj_id is not None and (first := next_traj_id(self._writer_name)):
             self._begin_ids_at(first)
 
     def _begin_ids_at(self, first: int) -> None:
