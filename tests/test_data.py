@@ -126,7 +126,7 @@ def test_rows_and_frames() -> None:
     rows = ReplayBuffer(storage=LazyTensorStorage(100))
     rows.extend(batch)
     rows.extend(batch)
-    assert (len(rows), rows.write_count, rows.sample(5).shape) == (6, 6, (5,))
+    assert (len(rows), rows.write_count, rows.sample(5).shape) == (6, 6, (5, 4))
     assert rows.sample(5)["x"].shape == (5, 4)
     frames = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
     frames.extend(batch)
@@ -431,9 +431,8 @@ def test_what_is_overwritten_while_it_is_copied_is_known() -> None:
     assert len(tracks) == 18
     assert tracks.window().positions(np.array([10, 11, 12, 13])).tolist() == [10, -1, -1, 3]
     window = tracks.window()
-    tracks.begin_edit(slice(0, 1))
-    assert tracks.intact(window, slots)[:10].sum() == 0
-    tracks.end_edit(slice(0, 1))
+    with tracks.editing(0):
+        assert tracks.intact(window, slots)[:10].sum() == 0
     assert tracks.intact(window, slots)[:10].sum() == 0
     assert tracks.intact(tracks.window(), slots)[:10].all()
 
@@ -531,7 +530,7 @@ def test_saved_and_loaded(storage: Any, through: str, count: int, tmp_path: Path
     if through == "folder":
         rb.dumps(tmp_path / "rb")
         rb.dumps(tmp_path / "rb")  # over the first
-        other.loads(tmp_path / "rb")
+        other.loads(tmp_path / "rb", allow_pickle=storage is ListStorage)
         assert len(list((tmp_path / "rb").glob("data-*"))) == 1
     else:
         other.load_state_dict(rb.state_dict())
@@ -680,3 +679,248 @@ def test_a_slice_s_end_is_marked_also_where_nothing_says_truncated() -> None:
     ends = rb.sample().reshape(5, 4)["next", "truncated"].squeeze(-1)
     assert ends[:, -1].all()
     assert not ends[:, :-1].any()
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(count: int, start: int = 0) -> TensorDict:
+    """Rows of 5 steps, with a nested TensorDict of 4 agents each."""
+    x = torch.arange(start, start + count).reshape(count, 1, 1).expand(count, 5, 4).clone()
+    agents = TensorDict(x=x + 1, batch_size=(count, 5, 4))
+    return TensorDict(x=x, agents=agents, batch_size=(count, 5))
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rows_keep_their_batch_size(storage: Any, kind: Any, tmp_path: Path) -> None:
+    rb = kind(storage=storage(10), batch_size=2)
+    rb.extend(rows_of(3))
+    rb.add(rows_of(1, start=3)[0])
+    others = [kind(storage=storage(10), batch_size=2) for _ in range(2)]
+    rb.dumps(tmp_path)
+    others[0].loads(tmp_path, allow_pickle=storage is ListStorage)
+    others[1].load_state_dict(rb.state_dict())
+    for each in (rb, *others):
+        sample = each.sample()
+        assert (sample.batch_size, sample["agents"].batch_size) == ((2, 5), (2, 5, 4))
+        assert torch.equal(sample["agents", "x"], sample["x"] + 1)
+        assert (each[:].batch_size, each[0].batch_size) == ((4, 5), (5,))
+        if kind is TensorDictReplayBuffer:
+            assert torch.equal(sample["index"], sample["x"][..., 0])
+
+
+def test_rows_of_another_batch_size_are_refused() -> None:
+    rb = buffer(10)
+    rb.extend(rows_of(3))
+    with pytest.raises(ValueError, match=r"batch size \(5,\).*\(\)"):
+        rb.extend(rows_of(3).auto_batch_size_(1))
+    flat = rows_of(3)
+    flat["agents"].batch_size = (3, 5)
+    with pytest.raises(ValueError, match=r"'agents'.*\(5, 4\).*\(5,\)"):
+        rb.extend(flat)
+    assert len(rb) == 3
+
+
+def test_a_reopened_memmap_has_rows_of_the_same_batch_size(tmp_path: Path) -> None:
+    for round_ in range(2):
+        rb = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True), batch_size=2)
+        rb.extend(rows_of(3, start=3 * round_))
+        assert (rb.sample().batch_size, rb.sample()["agents"].batch_size) == ((2, 5), (2, 5, 4))
+        assert rb[:]["x"][:, 0, 0].tolist() == list(range(3 * round_ + 3))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_priorities_and_ranks_of_rows(storage: Any) -> None:
+    rb = buffer(10, storage, sampler=PrioritizedSampler(10, alpha=1, beta=1), batch_size=40)
+    rb.extend(rows_of(4))
+    sample = rb.sample()
+    assert sample["priority_weight"].shape == (40, 5)
+    # Of the priorities of a row's steps the highest counts.
+    sample["td_error"] = torch.zeros(40, 5)
+    sample["td_error"][:, 2] = (sample["x"][:, 0, 0] == 2).float()
+    rb.update_tensordict_priority(sample)
+    assert set(rb.sample()["x"][:, 0, 0].tolist()) == {2}
+    highest = buffer(2, storage, writer=TensorDictMaxValueWriter(rank_key="x"))
+    highest.extend(rows_of(4))
+    assert sorted(highest[:]["x"][:, 0, 0].tolist()) == [2, 3]
+    assert highest[:].batch_size == (2, 5)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_highest_values_of_many_envs_are_kept(storage: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=storage(6, ndim=2), writer=TensorDictMaxValueWriter(rank_key="x"))
+    rb.extend(TensorDict(x=torch.randperm(30).reshape(3, 10), batch_size=(3, 10)))
+    assert sorted(rb[:]["x"].tolist()) == list(range(24, 30))
+
+
+def test_what_is_drawn_of_a_list_is_not_what_is_stored() -> None:
+    """Entries of different sizes are a lazy stack, whose members are TensorDicts of their own."""
+    rb = buffer(10, ListStorage)
+    for length in (3, 5):
+        rb.add(TensorDict(x=torch.arange(length), batch_size=length))
+    sample = rb.sample(20)
+    assert [each["index"].shape == each["x"].shape for each in sample.unbind(0)] == [True] * 20
+    for each in (*sample.unbind(0), rb[0], *rb[:].unbind(0)):
+        each["x"].zero_()
+    assert sorted(rb[1].keys()) == ["x"]
+    assert rb[1]["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+# -- edits -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_edit_that_was_broken_off_does_not_stop_readers(tmp_path: Path) -> None:
+    """By a kill, in a file that is opened again; or by an exception."""
+
+    def opened() -> TensorDictReplayBuffer:
+        storage = LazyMemmapStorage(20, scratch_dir=tmp_path, existsok=True)
+        return TensorDictReplayBuffer(storage=storage, batch_size=4)
+
+    rb = opened()
+    rb.extend(episodes([6, 4]))
+    rb.storage.tracks.edits[:] += 1  # what a kill leaves
+    del rb
+    rb = opened()
+    assert rb.sample()["step"].shape == (4,)
+    tracks = rb.storage.tracks
+    with pytest.raises(KeyboardInterrupt), tracks.editing(0):
+        raise KeyboardInterrupt
+    assert rb.sample()["step"].shape == (4,)
+
+
+def test_a_frame_that_a_kill_left_half_overwritten_is_not_delivered(tmp_path: Path) -> None:
+    def opened() -> TensorDictReplayBuffer:
+        storage = LazyMemmapStorage(4, scratch_dir=tmp_path, existsok=True)
+        return TensorDictReplayBuffer(storage=storage, writer=TensorDictMaxValueWriter(rank_key="x"), batch_size=4)
+
+    rb = opened()
+    rb.extend(numbers(0, 4, y=torch.arange(4)))
+    kept = rb.storage.tracks.editing(0, slot=1)
+    kept.__enter__()  # and a kill
+    rb.storage.leaves["x",][1] = 1000  # but not y
+    del rb
+    rb = opened()
+    assert sorted(zip(rb[:]["x"].tolist(), rb[:]["y"].tolist(), strict=True)) == [(0, 0), (2, 2), (3, 3)]
+    # It goes on with the values that are there.
+    rb.extend(numbers(10, 2, y=torch.arange(10, 12)))
+    assert sorted(rb[:]["x"].tolist()) == [2, 3, 10, 11]
+
+
+@pytest.mark.parametrize("through", ["folder", "state_dict"])
+def test_highest_values_are_kept_after_loading(through: str, tmp_path: Path) -> None:
+    def make() -> TensorDictReplayBuffer:
+        return buffer(5, writer=TensorDictMaxValueWriter(rank_key="x"))
+
+    rb, other = make(), make()
+    rb.extend(numbers(0, 8))
+    rb.dumps(tmp_path)
+    other.loads(tmp_path) if through == "folder" else other.load_state_dict(rb.state_dict())
+    other.extend(numbers(2, 4))
+    assert sorted(other[:]["x"].tolist()) == [4, 5, 5, 6, 7]
+
+
+# -- prepared ahead --------------------------------------------------------------------------------------------------
+
+
+def twins(count: int, size: int = 10, **kwargs: Any) -> list[TensorDictReplayBuffer]:
+    """The same buffer, without prefetch and with."""
+    return [
+        TensorDictReplayBuffer(
+            storage=LazyTensorStorage(size),
+            sampler=SamplerWithoutReplacement(**kwargs),
+            batch_size=count,
+            prefetch=prefetch,
+            generator=torch.Generator().manual_seed(3),
+        )
+        for prefetch in (None, 1, 2, 7)
+    ]
+
+
+def test_an_epoch_with_prefetch_is_what_it_is_without() -> None:
+    for rb in twins(5):
+        for round_ in range(4):
+            rb.extend(numbers(10 * round_, 10))
+            batches = [batch["x"] for batch in rb]
+            assert [len(batch) for batch in batches] == [5, 5]
+            assert sorted(torch.cat(batches).tolist()) == list(range(10 * round_, 10 * round_ + 10))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=25), st.booleans(), st.booleans())
+def test_whatever_is_called_prefetch_changes_nothing(calls: list[int], drop_last: bool, shuffle: bool) -> None:
+    """Of passes: the same batches in the same order, whatever else is done in between."""
+    seen = []
+    for rb in twins(4, drop_last=drop_last, shuffle=shuffle):
+        rb.extend(numbers(0, 9))
+        got: list[Any] = []
+        for number, call in enumerate(calls):
+            if call < 3:
+                got.append(rb.sample()["x"].tolist())
+            elif call == 3:
+                got.append(rb.sample(5 if len(rb) >= 5 else 2)["x"].tolist())
+            elif call == 4:
+                rb.extend(numbers(100 * number, number % 7 + 4))
+            elif call == 5:
+                got.append([batch["x"].tolist() for batch in rb])
+            elif call == 6:
+                batch = rb.next()
+                got.append(None if batch is None else batch["x"].tolist())
+            elif call == 7:
+                rb.load_state_dict(rb.state_dict())
+            elif call == 8:
+                rb.empty()
+                rb.extend(numbers(100 * number, 9))
+            else:
+                batch, info = rb.sample(return_info=True)
+                got.append((batch["x"].tolist(), info["index"].tolist()))
+        seen.append((got, rb.num_sampled))
+    assert seen[1:] == seen[:1] * 3
+
+
+def test_nothing_that_was_overwritten_is_given_out_with_prefetch() -> None:
+    rb = buffer(10, batch_size=4, prefetch=3)
+    with pytest.raises(RuntimeError, match="empty"):
+        rb.sample()
+    for round_ in range(20):
+        rb.extend(numbers(10 * round_, 10))
+        for _ in range(4):
+            assert rb.sample()["x"].min() >= 10 * round_
+    rb.append_transform(lambda data: data.set("y", data["x"] + 1))
+    assert "y" in rb.sample()
+    rb.empty()
+    with pytest.raises(RuntimeError, match="empty"):
+        rb.sample()
+
+
+def test_a_pass_loses_nothing_when_it_is_saved(tmp_path: Path) -> None:
+    for rb in twins(4, size=20):
+        rb.extend(numbers(0, 18))
+        before = [rb.sample()["x"] for _ in range(2)]
+        rb.dumps(tmp_path)
+        other = buffer(20, sampler=SamplerWithoutReplacement(), batch_size=4)
+        other.loads(tmp_path)
+        for each in (rb, other):
+            assert sorted(torch.cat([*before, *(batch["x"] for batch in each)]).tolist()) == list(range(18))
+
+
+def test_no_frame_is_twice_in_a_sample_without_replacement_while_others_write() -> None:
+    rb = buffer(64, sampler=SamplerWithoutReplacement(), batch_size=48)
+    rb.extend(numbers(0, 64))
+    stop = threading.Event()
+
+    def write() -> None:
+        start = 64
+        while not stop.is_set():
+            rb.extend(numbers(start, 3))
+            start += 3
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            batch = rb.sample()["x"]
+            assert len(batch.unique()) == len(batch)
+    finally:
+        stop.set()
+        writer.join()

@@ -22,6 +22,7 @@ from counting import make_counting
 from leaks import wait_until
 from numbered import (
     ENV,
+    EPISODE,
     TICK,
     assert_frames_whole,
     assert_nothing_lost_or_doubled,
@@ -697,6 +698,47 @@ def test_a_program_that_goes_on_with_a_memmap(tmp_path: Path) -> None:
         finish(collector)
         assert len(rb) == round_ * 300
         assert_frames_whole(rb[:])
+
+
+@pytest.mark.parametrize("how", ["iterated", "started"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trajectory_ids_go_on_in_a_buffer_that_has_some(kind: str, how: str, tmp_path: Path) -> None:
+    """That of an earlier program, of another collector, or one that was loaded after the collector was made."""
+
+    def opened(name: str) -> TensorDictReplayBuffer:
+        return buffer(10_000, lambda size: LazyMemmapStorage(size, scratch_dir=tmp_path / name, existsok=True))
+
+    def collect(collector: Any) -> None:
+        if how == "iterated":
+            list(collector)
+        else:
+            collector.start()
+            finish(collector)
+
+    def made(rb: Any, round_: int) -> Any:
+        envs = [functools.partial(make_numbered, 10 * round_ + env) for env in range(NUM_ENVS)]
+        return collecting(kind, rb, envs, total_frames=150)
+
+    def checked_ids(rb: Any) -> list[int]:
+        """As many as there are episodes."""
+        frames = rb[:]
+        ids = frames["collector", "traj_ids"].unique().tolist()
+        assert len(ids) == len(frames["observation"][:, [ENV, EPISODE]].unique(dim=0))
+        return ids
+
+    collect(made(opened("first"), 0))
+    rb = opened("first")
+    before = checked_ids(rb)
+    assert before[0] == 0
+    collect(made(rb, 1))
+    assert checked_ids(rb)[: len(before)] == before
+    rb.dumps(tmp_path / "saved")
+    other = opened("second")
+    late = made(other, 2)
+    other.loads(tmp_path / "saved")
+    collect(late)
+    assert len(other) == 450
+    checked_ids(other)
 
 
 def test_async_collector_and_a_buffer_of_rows() -> None:

@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,6 +213,8 @@ class BaseCollector(IterableDataset):
         #: The batch that is being delivered.
         self._gathered: TensorDictBase | None = None
         self.replay_buffer = replay_buffer
+        #: By which a buffer knows whose frames it has.
+        self._writer_name = uuid.uuid4().hex
         self._sink: BufferSink | ExtendSink | None = None
         if replay_buffer is not None:
             self._sink = make_sink(replay_buffer, self._num_envs, extend_buffer)
@@ -348,6 +351,16 @@ class BaseCollector(IterableDataset):
         assert self._sink is not None
         self._sink.put(batch, raw, self._first_env, self._parts(batch, raw))
 
+    def _keep_ids_apart(self) -> None:
+        """Trajectories that others have written to the buffer keep their ids to themselves."""
+        next_traj_id: Any = getattr(self.replay_buffer, "next_traj_id", None)
+        if next_traj_id is not None and (first := next_traj_id(self._writer_name)):
+            self._begin_ids_at(first)
+
+    def _begin_ids_at(self, first: int) -> None:
+        """Draw no trajectory id below this any more."""
+        raise NotImplementedError
+
     def _work(self) -> Any:
         """What ``start`` does in the background."""
         assert self._sink is not None
@@ -400,6 +413,7 @@ class BaseCollector(IterableDataset):
 
     def iterator(self) -> Iterator[Any]:
         """The generator behind iteration."""
+        self._keep_ids_apart()
         while not self._complete or (self._assembler is not None and self._assembler.has_batch):
             batch = self._next_batch()
             if batch is not None or self.replay_buffer is not None:
@@ -515,6 +529,7 @@ class BaseCollector(IterableDataset):
             raise self._is_closed()
         if self.is_running() or self._complete:
             return
+        self._keep_ids_apart()
         background = Background(type(self).__name__, self._work())
         self._sink.attach(background)
         self._background = background

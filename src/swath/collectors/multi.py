@@ -662,6 +662,10 @@ class MultiCollector(BaseCollector):
         self._discard(chosen)
         return self._fleet.call(name, *args, members=chosen, **kwargs)
 
+    def _begin_ids_at(self, first: int) -> None:
+        self._fleet.begin_ids_at(first)
+        self._call_idle("begin_ids_at", first)
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed envs, random actions and policies of all workers, one after the other; new episodes start.
 

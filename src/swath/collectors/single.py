@@ -481,6 +481,10 @@ class Collector(BaseCollector):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
+    def _begin_ids_at(self, first: int) -> None:
+        self._traj_ids.begin_at(first)
+        self._rollout.boundaries.rename_fresh()
+
     def state_dict(self) -> dict[str, Any]:
         """Counters, trajectory ids, random state, the policy's weights, and what the env can save of itself."""
         with self._held():

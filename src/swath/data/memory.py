@@ -7,21 +7,29 @@ In the latter two it is one block: the tracks' counters, then a stretch for each
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.errors import OutOfSharedMemory
 from swath.rollout.layout import Field, Key
 from swath.workers.memory import free_bytes, map_descriptor, new_descriptor, show_bytes
 
 _ALIGNMENT = 64
+#: A petabyte of them is an error or a trap.
+_MOST_ELEMENTS = 2**50
+
+
+Sizes = tuple[tuple[Key, torch.Size], ...]
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,8 @@ class FrameLayout:
     num_tracks: int
     #: Frames of a track.
     length: int
+    #: Batch dimensions of a frame (a row), by the key of the TensorDict that has them; ``()`` is the frame itself.
+    sizes: Sizes = ()
 
     @property
     def capacity(self) -> int:
@@ -65,15 +75,59 @@ class FrameLayout:
         fields = [
             {"key": f.key, "shape": list(f.shape), "dtype": str(f.dtype).removeprefix("torch.")} for f in self.fields
         ]
-        return json.dumps({"num_tracks": self.num_tracks, "length": self.length, "fields": fields}, indent=1)
+        sizes = [{"key": key, "size": list(size)} for key, size in self.sizes]
+        content = {"num_tracks": self.num_tracks, "length": self.length, "fields": fields, "sizes": sizes}
+        return json.dumps(content, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> FrameLayout:
-        content = json.loads(text)
-        fields = tuple(
-            Field(tuple(f["key"]), torch.Size(f["shape"]), getattr(torch, f["dtype"])) for f in content["fields"]
-        )
-        return cls(fields, content["num_tracks"], content["length"])
+        """Anybody may have written it: what is no layout is an error."""
+        try:
+            content = json.loads(text)
+            fields = tuple(Field(_key(f["key"]), _size(f["shape"]), _dtype(f["dtype"])) for f in content["fields"])
+            sizes = tuple((_key(each["key"]), _size(each["size"])) for each in content["sizes"])
+            layout = cls(fields, _count(content["num_tracks"]), _count(content["length"]), sizes)
+            layout._check()
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"this is no layout of a replay buffer: {type(error).__name__}: {error}") from None
+        return layout
+
+    def _check(self) -> None:
+        keys, sizes = {field.key for field in self.fields}, dict(self.sizes)
+        if not keys or len(keys) != len(self.fields) or any(key[:n] in keys for key in keys for n in range(len(key))):
+            raise ValueError("its keys are not those of nested tensors")
+        for field in self.fields:
+            size = next((sizes[node] for n in range(len(field.key)) if (node := field.key[: -n - 1]) in sizes), ())
+            if field.shape[: len(size)] != torch.Size(size):
+                raise ValueError(f"{field.key} has no batch size {tuple(size)}")
+        elements = max(math.prod(field.shape) for field in self.fields) * self.length * self.num_tracks
+        if elements > _MOST_ELEMENTS:
+            raise ValueError(f"it is for {elements:,} numbers under a key, which no memory has")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is no number of frames or tracks")
+    return value
+
+
+def _key(value: Any) -> Key:
+    if type(value) is not list or not all(type(part) is str for part in value):
+        raise ValueError(f"{value!r} is no key")
+    return tuple(value)
+
+
+def _size(value: Any) -> torch.Size:
+    if type(value) is not list or not all(type(dim) is int and 0 <= dim <= _MOST_ELEMENTS for dim in value):
+        raise ValueError(f"{value!r} is no shape")
+    return torch.Size(value)
+
+
+def _dtype(value: Any) -> torch.dtype:
+    dtype = getattr(torch, value, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{value!r} is no dtype")
+    return dtype
 
 
 def _aligned(num_bytes: int) -> int:
@@ -111,6 +165,17 @@ class FrameMemory:
                 taken[key] = leaf.index_select(0, index)
         return taken
 
+    def mend(self) -> None:
+        """After an edit that was broken off: what is half one frame and half another is no frame any more."""
+        tracks = self.tracks
+        tracks.end_edits()
+        for track in tracks.rewritten.nonzero()[0].tolist():
+            with tracks.editing(track):
+                newest = track * tracks.length + (int(tracks.committed[track]) - 1) % tracks.length
+                for leaf in self.leaves.values():
+                    leaf[int(tracks.rewritten[track]) - 1] = leaf[newest].clone()
+                tracks.take_back(track)
+
     @classmethod
     def private(cls, layout: FrameLayout, device: torch.device) -> FrameMemory:
         """Of this process; the only one that may be on a device."""
@@ -138,8 +203,7 @@ class FrameMemory:
         """A new file. It counts once ``keep_in`` was called: until then, what was there before does."""
         folder.mkdir(parents=True, exist_ok=True)
         _require(layout.num_bytes, shutil.disk_usage(folder).free, "disk")
-        taken = [int(path.stem.removeprefix(_FRAMES)) for path in folder.glob(f"{_FRAMES}*.bin")]
-        path = folder / f"{_FRAMES}{max(taken, default=0) + 1}.bin"
+        path = folder / f"{_FRAMES}{max(_frame_files(folder), default=0) + 1}.bin"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         os.ftruncate(descriptor, layout.num_bytes)
         made = cls.of_descriptor(layout, descriptor)
@@ -150,24 +214,35 @@ class FrameMemory:
         """From now on this is the buffer of the folder."""
         assert self.path is not None
         written = folder / (LAYOUT_FILE + ".new")
-        written.write_text(json.dumps({"file": self.path.name, "layout": self.layout.to_json()}, indent=1))
+        write_text(written, json.dumps({"file": self.path.name, "layout": self.layout.to_json()}, indent=1))
         os.replace(written, folder / LAYOUT_FILE)
-        for path in folder.glob(f"{_FRAMES}*.bin"):
+        for path in _frame_files(folder).values():
             if path != self.path:
                 path.unlink()
 
     @classmethod
     def from_folder(cls, folder: Path) -> FrameMemory:
-        """What an earlier program left there."""
-        content = json.loads((folder / LAYOUT_FILE).read_text())
-        layout, path = FrameLayout.from_json(content["layout"]), folder / content["file"]
-        found = path.stat().st_size
+        """What an earlier program left there, however it ended."""
+        try:
+            content = json.loads(read_text(folder / LAYOUT_FILE))
+            layout = FrameLayout.from_json(content["layout"])
+            path = {path.name: path for path in _frame_files(folder).values()}.get(content["file"])
+            if path is None:
+                raise ValueError(f"there is no {content['file']!r} in it")
+            descriptor = open_regular(path, os.O_RDWR)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{folder} does not hold a buffer: {error}") from error
+        found = os.fstat(descriptor).st_size
         if found != layout.num_bytes:
+            os.close(descriptor)
             raise ValueError(
                 f"{folder} does not hold a buffer: {path.name} has {found:,} bytes and should have {layout.num_bytes:,}"
             )
-        made = cls.of_descriptor(layout, os.open(path, os.O_RDWR))
+        made = cls.of_descriptor(layout, descriptor)
         made.path = path
+        if not made.tracks.are_possible:
+            raise ValueError(f"{folder} does not hold a buffer: {path.name} counts frames that cannot be there")
+        made.mend()
         return made
 
     def __del__(self) -> None:
@@ -185,6 +260,10 @@ def as_array(leaf: torch.Tensor) -> np.ndarray | None:
 
 LAYOUT_FILE = "layout.json"
 _FRAMES = "frames-"
+
+
+def _frame_files(folder: Path) -> dict[int, Path]:
+    return numbered(folder, _FRAMES, ".bin")
 
 
 def _require(num_bytes: int, free: int | None, what: str) -> None:

@@ -128,7 +128,10 @@ class PrioritizedSampler(Sampler):
 
     def update_priority(self, window: Window, index: Any, priority: Any) -> None:
         """Set the priorities of frames by their slots."""
-        slots = np.asarray(index, dtype=np.int64).reshape(-1)
+        slots = np.asarray(index, dtype=np.int64)
+        while slots.ndim > 1 and (slots == slots[..., :1]).all():  # the same for all steps of a row
+            slots = slots[..., 0]
+        slots = slots.reshape(-1)
         values = np.asarray(priority.detach().cpu() if isinstance(priority, torch.Tensor) else priority, dtype=float)
         if values.ndim > 1 or (values.ndim == 1 and values.size not in (1, slots.size)):
             values = _REDUCTIONS[self.reduction](values.reshape(len(slots), -1), axis=1)
@@ -157,10 +160,15 @@ class PrioritizedSampler(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, Any], window: Window) -> None:
-        self._max_priority, self.alpha, self.beta = state["max_priority"], state["alpha"], state["beta"]
+        priorities = np.asarray(state["priorities"], dtype=float)
+        highest, alpha, beta = (float(state[name]) for name in ("max_priority", "alpha", "beta"))
+        numbers = np.append(priorities, (highest, alpha, beta))
+        if priorities.ndim != 1 or not np.isfinite(numbers).all() or numbers.min() < 0:
+            raise ValueError("what was saved are no priorities: they must be finite and not negative")
+        self._max_priority, self.alpha, self.beta = highest, alpha, beta
         self.empty()
-        if len(state["priorities"]) == window.total and window.total:
-            self._sync(window).set(window.slots(np.arange(window.total)), np.asarray(state["priorities"]))
+        if len(priorities) == window.total and window.total:
+            self._sync(window).set(window.slots(np.arange(window.total)), priorities)
 
     def __getstate__(self) -> dict[str, Any]:
         raise RuntimeError(

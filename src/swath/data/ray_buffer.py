@@ -196,6 +196,9 @@ class RayReplayBuffer:
     def add(self, data: Any) -> Any:
         return self._call("add", data)
 
+    def next_traj_id(self, writer: str) -> int:
+        return self._call("next_traj_id", writer)
+
     def may_write(self) -> bool:
         return True
 
@@ -271,8 +274,8 @@ class RayReplayBuffer:
         """Save to a folder of the machine that the actor is on."""
         self._call("dumps", path)
 
-    def loads(self, path: Any) -> None:
-        self._call("loads", path)
+    def loads(self, path: Any, *, allow_pickle: bool = False) -> None:
+        self._call("loads", path, allow_pickle=allow_pickle)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

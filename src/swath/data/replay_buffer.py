@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
+from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import POSITIONS, RandomSampler, Sampler
-from swath.data.saving import load_folder, restore_storage, save_folder, storage_state
-from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, marked_cuts
-from swath.data.tracks import Window
+from swath.data.saving import read_folder, restore_storage, save_folder, storage_state
+from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, check_sizes, marked_cuts
+from swath.data.tracks import Tracks, Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
@@ -43,7 +42,8 @@ class ReplayBuffer:
         writer: where new ones go; over the oldest by default.
         collate_fn: puts together what a ``ListStorage`` gives.
         pin_memory: copy samples into memory that a GPU reads faster.
-        prefetch: how many samples to prepare ahead, in a thread; needs ``batch_size``.
+        prefetch: how many samples to prepare ahead, in a thread; needs ``batch_size``. One that has a frame that was
+            overwritten since is drawn again; passes without replacement are what they are without prefetch.
         transform, transform_factory: called with every sample, and returns what is given out; has ``inv``, that is
             called with what is written.
         batch_size: of ``sample()`` without one.
@@ -104,9 +104,7 @@ class ReplayBuffer:
         if transform is not None or transform_factory is not None:
             self._transforms.append(transform if transform_factory is None else transform_factory())
         self._batch_size = batch_size
-        self._prefetch = int(prefetch or 0)
-        self._prepared: deque[Future[Any]] = deque()
-        self._executor: ThreadPoolExecutor | None = None
+        self._prefetcher = Prefetcher(int(prefetch)) if prefetch else None
         self.dim_extend = dim_extend
         self.rate_limiter = rate_limiter
         self.set_rng(generator)
@@ -115,9 +113,13 @@ class ReplayBuffer:
         #: A sampler has a state, and the threads that prefetch use it, too.
         self._sampling = threading.Lock()
         self._num_sampled = 0
+        #: Whether the last sample was the end of a pass.
+        self._ran_out = False
         #: Frames that were written and are counted by no track: see ``loads``.
         self._written_before = 0
         self._sources: list[Any] = []
+        #: The collector that wrote last, by a name of its own.
+        self._last_writer: str | None = None
         #: How many tracks to make; see ``prepare_tracks``.
         self._planned_tracks = 1
 
@@ -143,6 +145,7 @@ class ReplayBuffer:
         return self._batch_size
 
     def set_sampler(self, sampler: Sampler) -> None:
+        self._drop_prepared()
         self._sampler = sampler
 
     def set_writer(self, writer: Writer) -> None:
@@ -151,10 +154,12 @@ class ReplayBuffer:
     def set_storage(self, storage: Storage) -> None:
         if len(self):
             raise RuntimeError("this buffer has data; make another one for another storage")
+        self._drop_prepared()
         self._storage = storage
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Random numbers follow from this generator's next one, or from torch's own."""
+        self._drop_prepared()
         seed = int(torch.randint(2**62, (), generator=generator))
         self._rng = np.random.default_rng(seed)
 
@@ -162,6 +167,7 @@ class ReplayBuffer:
         """Also call this with every sample."""
         if invert:
             raise ValueError("invert=True is not supported; give a function that does the opposite")
+        self._drop_prepared()
         self._transforms.append(transform)
         return self
 
@@ -192,6 +198,7 @@ class ReplayBuffer:
 
     def extend(self, data: Any) -> torch.Tensor:
         """Many: the first dimension of a TensorDict or tensor, or a list. Their indices."""
+        self._last_writer = None
         for transform in reversed(self._transforms):
             if callable(getattr(transform, "inv", None)):
                 data = transform.inv(data)
@@ -230,6 +237,9 @@ class ReplayBuffer:
             )
         with self._writing:
             first = 0 if first_track is None else first_track
+            if not self._writer.appends:  # it chooses places by itself: there is one track
+                first_track = 0
+                self._planned_tracks = 1
             if not self._storage.is_laid_out:
                 self._storage.lay_out(rows, len(rows) if first_track is None else self._planned_tracks)
             if first_track is None and self._storage.tracks.num_tracks != len(rows):
@@ -276,6 +286,20 @@ class ReplayBuffer:
             with self._writing:
                 storage.end(range(min(first_track, num_tracks - 1), min(first_track + count, num_tracks)))
 
+    def next_traj_id(self, writer: str) -> int:
+        """From where on trajectory ids are free for a collector; 0 if it was the last that asked and nobody else wrote.
+
+        An earlier program, or another collector, may have numbered its own from 0, too.
+        """
+        if writer == self._last_writer:
+            return 0
+        self._last_writer = writer
+        if not self._storage.is_laid_out:
+            return 0
+        window = self._storage.tracks.window()
+        ids = self._storage.column(TRAJ_IDS, window.slots(np.arange(window.total)))
+        return int(ids.max()) + 1 if len(ids) else 0
+
     def share_tracks(self, fields: Sequence[Field], num_tracks: int) -> None:
         """As ``prepare_tracks``, in memory that a collector's workers can write to."""
         storage = self._storage
@@ -285,6 +309,7 @@ class ReplayBuffer:
             storage.keep()
             return
         check_fields(storage.memory.layout.fields, fields)
+        check_sizes(storage.memory.layout.sizes, ())
         self._planned_tracks = num_tracks
         if storage.memory.descriptor is None or storage.tracks.num_tracks != num_tracks:
             written = self.write_count
@@ -295,6 +320,7 @@ class ReplayBuffer:
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all frames."""
+        self._drop_prepared()
         with self._writing, self._sampling:
             written = 0 if empty_write_count else self.write_count
             self._storage.clear()
@@ -323,12 +349,15 @@ class ReplayBuffer:
             raise RuntimeError("sample needs a batch_size: here, or when the buffer is made")
         if wait or self.rate_limiter is not None:
             self._await(size, wait, timeout)
-        if self._prefetch and batch_size is None and not return_info:
-            data, info = self._next_prepared(size)
+        if self._prefetcher is not None and size == self._batch_size:
+            drawn = self._prefetcher.take(lambda: self._draw(size), self._is_current, self._undo)
         else:
-            data, info = self._draw(size)
-        self._num_sampled += size
-        return (data, info) if return_info else data
+            if self._sampler.in_passes:
+                self._drop_prepared()
+            drawn = self._draw(size)
+        self._ran_out = drawn.ends_pass
+        self._num_sampled += len(drawn.slots)
+        return (drawn.data, drawn.info) if return_info else drawn.data
 
     def _await(self, size: int, wait: bool, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -361,40 +390,72 @@ class ReplayBuffer:
         """Whether the rate limiter lets collectors go on."""
         return self.rate_limiter is None or self.rate_limiter.may_write(self.write_count, self._num_sampled)
 
-    def _next_prepared(self, size: int) -> tuple[Any, dict[str, Any]]:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._prefetch, thread_name_prefix="swath-prefetch")
-        while len(self._prepared) < self._prefetch:
-            self._prepared.append(self._executor.submit(self._draw, size))
-        first = self._prepared.popleft()
-        self._prepared.append(self._executor.submit(self._draw, size))
-        return first.result()
-
-    def _draw(self, size: int) -> tuple[Any, dict[str, Any]]:
+    def _is_current(self, drawn: Drawn) -> bool:
+        """Whether a sample that was prepared is one that could be drawn now."""
         storage = self._storage
-        if not storage.is_laid_out or not (window := storage.tracks.window()).total:
+        if not storage.is_laid_out or storage.tracks is not drawn.tracks:
+            return False
+        if self._sampler.in_passes and not drawn.window.is_same(storage.tracks.window()):
+            return False
+        return bool(storage.tracks.intact(drawn.window, drawn.slots).all())
+
+    def _mark(self) -> Any:
+        return (self._sampler.mark(), self._rng.bit_generator.state) if self._sampler.in_passes else None
+
+    def _go_back(self, mark: Any) -> None:
+        if mark is not None:
+            with self._sampling:
+                of_sampler, self._rng.bit_generator.state = mark
+                self._sampler.go_back(of_sampler)
+
+    def _undo(self, drawn: Drawn) -> None:
+        self._go_back(drawn.before)
+
+    def _drop_prepared(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.drop(self._undo)
+
+    def _draw(self, size: int) -> Drawn:
+        storage = self._storage
+        if not storage.is_laid_out or not storage.tracks.committed.any():
             self._raise_failures()
             raise RuntimeError(
                 "the buffer is empty; sample(wait=True) waits for a collector that was started to fill it"
             )
+        tracks, sampler = storage.tracks, self._sampler
+        window = self._readable(tracks)
         for _ in range(_MOST_TRIES):
             with self._sampling:
-                slots, info = self._sampler.sample(storage, window, size, self._rng)
+                before = self._mark()
+                sampler.ran_out = False
+                slots, info = sampler.sample(storage, window, size, self._rng)
+                ends_pass = sampler.ran_out
             data = storage.get(slots)
-            intact = storage.tracks.intact(window, slots)
+            intact = tracks.intact(window, slots)
             if intact.all():
                 break
-            window = storage.tracks.window()
-            if self._sampler.is_rowwise and isinstance(storage, TensorStorage):
-                slots, info, data = self._replace(window, slots, info, data, intact)
+            window = self._readable(tracks)
+            if sampler.is_rowwise and isinstance(storage, TensorStorage):
+                window, slots, info, data = self._replace(window, slots, info, data, intact)
                 break
+            self._go_back(before)
         else:
             raise RuntimeError("frames are overwritten faster than they can be read; use a larger storage")
-        return self._finish(slots, info, data)
+        data, info = self._finish(slots, info, data)
+        return Drawn(data, info, slots, tracks, window, ends_pass, before)
+
+    def _readable(self, tracks: Tracks) -> Window:
+        """What can be read; for a moment, while all of it is written over, there may be nothing."""
+        for _ in range(_MOST_TRIES):
+            window = tracks.window()
+            if window.total:
+                return window
+            time.sleep(_SECONDS_BETWEEN_LOOKS / 10)
+        raise RuntimeError("all frames of the buffer are being overwritten, and nobody finishes it; write it anew")
 
     def _replace(
         self, window: Window, slots: np.ndarray, info: dict[Any, Any], data: Any, intact: np.ndarray
-    ) -> tuple[np.ndarray, dict[Any, Any], Any]:
+    ) -> tuple[Window, np.ndarray, dict[Any, Any], Any]:
         """Draw others for frames that were overwritten while they were copied."""
         for _ in range(_MOST_TRIES):
             bad = (~intact).nonzero()[0]
@@ -409,14 +470,15 @@ class ReplayBuffer:
                 values[bad if isinstance(values, torch.Tensor) else where] = their_info[key][good]
             intact[where] = True
             if intact.all():
-                return slots, info, data
-            window = self._storage.tracks.window()
+                return window, slots, info, data
+            window = self._readable(self._storage.tracks)
         raise RuntimeError("frames are overwritten faster than they can be read; use a larger storage")
 
     def _finish(self, slots: np.ndarray, info: dict[Any, Any], data: Any) -> tuple[Any, dict[str, Any]]:
         index = torch.from_numpy(slots)
-        if POSITIONS in info:
-            self._sampler.remember(index, info.pop(POSITIONS))
+        positions = info.pop(POSITIONS, None)
+        if positions is not None:
+            self._sampler.remember(index, positions)
         if isinstance(data, list):
             data = (_collate if self._collate is None else self._collate)(data)
         elif self._collate is not None:
@@ -426,9 +488,10 @@ class ReplayBuffer:
         for mark in marks:
             mark.apply(data)
         if self._adds_index and isinstance(data, TensorDictBase):
-            data.set("index", index)
-            for key, entry in info.items():
-                data.set(key, entry)
+            for key, entry in {"index": index, **info}.items():
+                _set_by_row(data, key, entry)
+            if positions is not None:
+                self._sampler.remember(data.get("index"), positions)
         if self._pin_memory and isinstance(data, (TensorDictBase, torch.Tensor)):
             data = data.pin_memory()
         for transform in self._transforms:
@@ -451,24 +514,26 @@ class ReplayBuffer:
                 raise IndexError(f"there is no frame {slots.max()}")
         data = self._storage.get(slots)
         if isinstance(data, list):
-            return data[0] if isinstance(index, int) else (_collate if self._collate is None else self._collate)(data)
+            if isinstance(index, int):
+                return data[0].clone() if hasattr(data[0], "clone") else data[0]
+            return (_collate if self._collate is None else self._collate)(data)
         return data[0] if isinstance(index, int) else data
 
     def __iter__(self) -> Iterator[Any]:
         """Samples, until the sampler has given all (without replacement), or for ever."""
         if self._batch_size is None:
             raise RuntimeError("iterating needs the buffer's batch_size")
-        self._sampler.ran_out = False
-        while not self._sampler.ran_out:
+        self._ran_out = False
+        while not self._ran_out:
             if self._sampler.drop_last and len(self) < self._batch_size:
                 return
             yield self.sample()
-        self._sampler.ran_out = False
+        self._ran_out = False
 
     def next(self) -> Any:
         """A sample; None once, when the sampler has given all."""
-        if self._sampler.ran_out:
-            self._sampler.ran_out = False
+        if self._ran_out:
+            self._ran_out = False
             return None
         return self.sample()
 
@@ -498,30 +563,33 @@ class ReplayBuffer:
 
         Workers may go on writing: what was committed when it began is in it, but for what they overwrite meanwhile.
         """
+        self._drop_prepared()
         with self._sampling:
             save_folder(path, self._storage, self._about())
 
     dump = dumps
 
-    def loads(self, path: Any) -> None:
-        """Load what ``dumps`` saved, instead of what is there."""
-        self._restore(lambda: load_folder(path, self._storage))
+    def loads(self, path: Any, *, allow_pickle: bool = False) -> None:
+        """Load what ``dumps`` saved, instead of what is there.
+
+        Args:
+            allow_pickle: a ``ListStorage`` is saved as a pickle, which runs whatever it says: only if you know who
+                wrote it.
+        """
+        about, restore = read_folder(path, self._storage, allow_pickle)
+        self._restore(about, restore)
 
     load = loads
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as tensors, arrays and numbers."""
+        self._drop_prepared()
         with self._sampling:
             return {"storage": storage_state(self._storage), "about": self._about()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what ``state_dict`` gave, instead of what is there."""
-
-        def restored() -> Any:
-            restore_storage(self._storage, state_dict["storage"])
-            return state_dict["about"]
-
-        self._restore(restored)
+        self._restore(state_dict["about"], lambda: restore_storage(self._storage, state_dict["storage"]))
 
     def _about(self) -> dict[str, Any]:
         window = self._storage.tracks.window() if self._storage.is_laid_out else None
@@ -532,19 +600,22 @@ class ReplayBuffer:
             "sampler": None if window is None else self._sampler.state_dict(window),
         }
 
-    def _restore(self, restore: Callable[[], Mapping[str, Any]]) -> None:
+    def _restore(self, about: Mapping[str, Any], restore: Callable[[], None]) -> None:
         if any(source.is_running() for source in self._sources):
             raise RuntimeError("a collector is writing to this buffer; load before start()")
+        self._drop_prepared()
+        self._last_writer = None
+        num_sampled, write_count = int(about["num_sampled"]), int(about["write_count"])
         with self._writing, self._sampling:
+            self._rng.bit_generator.state = about["rng"]
             self._sampler.empty()
             self._writer.empty()
-            about = restore()
-            if about["sampler"] is not None:
+            restore()
+            if about["sampler"] is not None and self._storage.is_laid_out:
                 self._sampler.load_state_dict(about["sampler"], self._storage.tracks.window())
-        self._num_sampled = int(about["num_sampled"])
+        self._num_sampled = num_sampled
         self._written_before = 0
-        self._written_before = int(about["write_count"]) - self.write_count
-        self._rng.bit_generator.state = about["rng"]
+        self._written_before = write_count - self.write_count
 
     def share(self, shared: bool = True) -> ReplayBuffer:
         """Nothing to do: a collector's workers get what they need when they start."""
@@ -611,9 +682,22 @@ def _as_tensors(entry: Any) -> Any:
     return entry if is_tensor_collection(entry) or isinstance(entry, torch.Tensor) else torch.as_tensor(entry)
 
 
+def _set_by_row(data: TensorDictBase, key: str, values: torch.Tensor) -> None:
+    """Set what there is one of for each row; all steps of a row have the same."""
+    if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
+        for row, value in zip(data.tensordicts, values, strict=True):
+            row.set(key, value.expand(row.batch_size))
+    elif data.batch_dims > values.ndim:
+        data.set(key, values.reshape(-1, *[1] * (data.batch_dims - 1)).expand(data.batch_size))
+    else:
+        data.set(key, values)
+
+
 def _collate(entries: list[Any]) -> Any:
     if is_tensor_collection(entries[0]):
-        return maybe_dense_stack(entries)
+        stacked = maybe_dense_stack(entries)
+        # The members of a lazy stack are those that are stored.
+        return stacked.clone() if isinstance(stacked, LazyStackedTensorDict) else stacked
     if isinstance(entries[0], torch.Tensor):
         return torch.stack(entries)
     if isinstance(entries[0], (tuple, list)):

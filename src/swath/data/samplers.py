@@ -17,7 +17,9 @@ class Sampler:
 
     #: Whether frames are drawn one by one, so that one that was overwritten can be replaced by another.
     is_rowwise = True
-    #: Whether a pass over the data is complete, which ends an iteration.
+    #: Whether samples are parts of passes over all frames.
+    in_passes = False
+    #: Whether a pass over the data is complete with the last sample, which ends an iteration.
     ran_out = False
     drop_last = False
 
@@ -33,6 +35,12 @@ class Sampler:
 
     def remember(self, index: Any, positions: np.ndarray) -> None:
         """``index`` is given out, for frames at these positions; see ``POSITIONS``."""
+
+    def mark(self) -> Any:
+        """Where in a pass this is."""
+
+    def go_back(self, mark: Any) -> None:
+        """What was drawn since then was not given out: draw it again."""
 
     def empty(self) -> None:
         """The buffer was emptied."""
@@ -62,6 +70,10 @@ class SamplerWithoutReplacement(Sampler):
         shuffle: False for the order in which frames lie in the buffer.
     """
 
+    in_passes = True
+    #: A sample that is partly overwritten is of a pass that is over: it is drawn again as a whole.
+    is_rowwise = False
+
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
@@ -86,6 +98,12 @@ class SamplerWithoutReplacement(Sampler):
         self.ran_out = left < batch_size if self.drop_last else left == 0
         return window.slots(chosen), {}
 
+    def mark(self) -> Any:
+        return self._order, self._next, self._of
+
+    def go_back(self, mark: Any) -> None:
+        self._order, self._next, self._of = mark
+
     def empty(self) -> None:
         self._of = ()
 
@@ -94,5 +112,12 @@ class SamplerWithoutReplacement(Sampler):
         return {"order": self._order[self._next :] if is_current else np.zeros(0, dtype=np.int64)}
 
     def load_state_dict(self, state: dict[str, Any], window: Window) -> None:
-        self._order, self._next = np.asarray(state["order"]), 0
+        order = np.asarray(state["order"])
+        if (
+            order.ndim != 1
+            or order.dtype.kind != "i"
+            or (len(order) and not 0 <= order.min() <= order.max() < window.total)
+        ):
+            raise ValueError(f"what was saved is no order of {window.total:,} frames")
+        self._order, self._next = order, 0
         self._of = (window.total, *window.end.tolist())

@@ -2,28 +2,35 @@
 
 ``path/CURRENT`` names the subfolder that holds the buffer. Whatever happens while a new one is written, that one is
 whole; the next save removes what was left behind.
+
+A folder is data, which anybody may have made: nothing in it is run, unless the caller allows pickles, and it leads to
+no file outside of it. All of it is looked at before anything of a buffer is changed.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.memory import FrameLayout
 from swath.data.storages import ListStorage, Storage, TensorStorage
 from swath.data.tracks import Window
 from swath.rollout.layout import Key
 
 _CURRENT = "CURRENT"
+_DATA = "data-"
 #: Frames that are copied at a time.
 _CHUNK = 65_536
 
@@ -32,42 +39,55 @@ def save_folder(path: Any, storage: Storage, about: Mapping[str, Any]) -> None:
     """``about``: what else there is to save; numbers, texts, arrays, and mappings of them."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = [int(name.name.removeprefix("data-")) for name in folder.glob("data-*")]
-    new = folder / f"data-{max(numbers, default=0) + 1}"
+    new = folder / f"{_DATA}{max(numbered(folder, _DATA), default=0) + 1}"
     new.mkdir()
     arrays: dict[str, np.ndarray] = {}
     content = {"about": _without_arrays(about, arrays, "about"), "storage": _save_storage(new, storage, arrays)}
     np.savez(new / "arrays.npz", **arrays)  # type: ignore[arg-type]
-    (new / "content.json").write_text(json.dumps(content))
+    write_text(new / "content.json", json.dumps(content))
     for file in new.iterdir():
         _sync(file)
     _sync(new)
     named = folder / (_CURRENT + ".new")
-    named.write_text(new.name)
+    write_text(named, new.name)
     _sync(named)
     os.replace(named, folder / _CURRENT)
     _sync(folder)
-    for old in folder.glob("data-*"):
+    for old in numbered(folder, _DATA).values():
         if old != new:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def load_folder(path: Any, storage: Storage) -> dict[str, Any]:
-    """Put the frames into a storage; what else was saved is returned."""
+def read_folder(path: Any, storage: Storage, allow_pickle: bool) -> tuple[dict[str, Any], Callable[[], None]]:
+    """What was saved besides frames, and what puts the frames into the storage."""
     folder = Path(path)
-    current = _current(folder)
-    if current is None:
+    if not os.path.lexists(folder / _CURRENT):
         raise FileNotFoundError(f"there is no saved buffer in {folder}")
-    content = json.loads((current / "content.json").read_text())
-    with np.load(current / "arrays.npz") as arrays:
+    name = read_text(folder / _CURRENT).strip()
+    current = {path.name: path for path in numbered(folder, _DATA).values()}.get(name)
+    if current is None or current.is_symlink() or not current.is_dir():
+        raise ValueError(f"{folder} does not hold a buffer: {_CURRENT} says {name[:100]!r}, which is no folder in it")
+    try:
+        content = json.loads(read_text(current / "content.json"))
+        arrays = _read_arrays(current / "arrays.npz")
         about = _with_arrays(content["about"], arrays)
-        _load_storage(current, storage, content["storage"], arrays)
-    return about
+        return about, _restoring(current, storage, content["storage"], arrays, allow_pickle)
+    except (KeyError, AttributeError, IndexError, RecursionError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{current} does not hold a buffer: {type(error).__name__}: {error}") from error
 
 
-def _current(folder: Path) -> Path | None:
-    named = folder / _CURRENT
-    return folder / named.read_text().strip() if named.exists() else None
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with open(open_regular(path), "rb") as file:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > os.fstat(file.fileno()).st_size:  # as saved, it is not compressed
+            raise ValueError(f"{path} says that it has {size:,} bytes of arrays, more than the file")
+        file.seek(0)
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                return dict(archive)
+        except MemoryError as error:
+            raise ValueError(f"{path} says that it has arrays larger than memory: {error}") from error
 
 
 def _sync(path: Path) -> None:
@@ -129,28 +149,56 @@ def torn_frames(storage: Storage, window: Window, slots: np.ndarray) -> np.ndarr
     return np.array(torn)
 
 
-def _load_storage(folder: Path, storage: Storage, content: Any, arrays: Any) -> None:
+def _restoring(
+    folder: Path, storage: Storage, content: Any, arrays: Mapping[str, np.ndarray], allow_pickle: bool
+) -> Callable[[], None]:
     if content is None:
-        storage.clear()
-        return
-    first, sizes, torn = arrays["first"], arrays["sizes"], arrays["torn"]
+        return storage.clear
+    first, sizes, torn = counts = [arrays[name] for name in ("first", "sizes", "torn")]
+    if any(each.ndim != 1 or each.dtype.kind != "i" or len(each) != len(sizes) for each in counts):
+        raise ValueError(f"{folder} does not hold a buffer: what it counts are no frames")
+    if not len(sizes) or min(each.min() for each in (first, torn, sizes - torn)) < 0:
+        raise ValueError(f"{folder} does not hold a buffer: it counts less than 0 frames")
+    total = sum(sizes.tolist())
     if "layout" not in content:
-        items = pickle.loads((folder / "items.pickle").read_bytes())
-        restore_items(storage, items, first, sizes)
-        return
+        _require_list(storage)
+        items = _unpickled(folder / "items.pickle", allow_pickle)
+        if len(items) != total:
+            raise ValueError(f"{folder} does not hold a buffer: it has {len(items):,} entries, not {total:,}")
+        return lambda: restore_items(storage, items, first, sizes)
+    _require_tensors(storage)
     layout = FrameLayout.from_json(content["layout"])
-    total = int(sizes.sum())
-    leaves = {}
-    for number, field in enumerate(layout.fields):
-        size = total * field.num_bytes
-        found = (folder / f"{number}.bin").stat().st_size
-        if found != size:
-            raise ValueError(f"{folder / f'{number}.bin'} has {found:,} bytes and should have {size:,}")
-        saved = torch.empty(0, dtype=torch.uint8)
-        if size:
-            saved = torch.from_file(str(folder / f"{number}.bin"), size=size, dtype=torch.uint8)
-        leaves[field.key] = saved.view(field.dtype).view(total, *field.shape)
-    restore_frames(storage, layout, leaves, first, sizes, torn, content["of_tensors"])
+    if len(sizes) != layout.num_tracks:
+        raise ValueError(f"{folder} does not hold a buffer: {len(sizes)} tracks instead of {layout.num_tracks}")
+    leaves = {
+        field.key: _mapped(folder / f"{number}.bin", total * math.prod(field.shape) * field.dtype.itemsize)
+        .view(field.dtype)
+        .view(total, *field.shape)
+        for number, field in enumerate(layout.fields)
+    }
+    of_tensors = bool(content["of_tensors"])
+    return lambda: restore_frames(storage, layout, leaves, first, sizes, torn, of_tensors)
+
+
+def _unpickled(path: Path, allow_pickle: bool) -> list[Any]:
+    if not allow_pickle:
+        raise ValueError(
+            f"{path} is a pickle, as a ListStorage is saved, and opening one runs whatever it says; if you know who "
+            "wrote it, loads(path, allow_pickle=True) does. Tensor storages are saved without"
+        )
+    with open(open_regular(path), "rb") as file:
+        return pickle.load(file)
+
+
+def _mapped(path: Path, num_bytes: int) -> torch.Tensor:
+    """A file's bytes, of which changes are not written to it."""
+    with open(open_regular(path), "rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != num_bytes:
+            raise ValueError(f"{path} has {found:,} bytes and should have {num_bytes:,}")
+        if not num_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))
 
 
 def _turn(storage: Storage, first: np.ndarray, sizes: np.ndarray) -> None:
@@ -161,9 +209,20 @@ def _turn(storage: Storage, first: np.ndarray, sizes: np.ndarray) -> None:
             tracks.begin_at(track, int(first[track]) % tracks.length)
 
 
-def restore_items(storage: Storage, items: list[Any], first: np.ndarray, sizes: np.ndarray) -> None:
+def _require_list(storage: Storage) -> ListStorage:
     if not isinstance(storage, ListStorage):
         raise TypeError(f"this buffer was saved from a ListStorage; it cannot go into a {type(storage).__name__}")
+    return storage
+
+
+def _require_tensors(storage: Storage) -> TensorStorage:
+    if not isinstance(storage, TensorStorage):
+        raise TypeError(f"this buffer was saved from a tensor storage; it cannot go into a {type(storage).__name__}")
+    return storage
+
+
+def restore_items(storage: Storage, items: list[Any], first: np.ndarray, sizes: np.ndarray) -> None:
+    storage = _require_list(storage)
     storage.lay_out(None, len(sizes))
     _turn(storage, first, sizes)
     bounds = np.append(0, np.cumsum(sizes))
@@ -182,10 +241,9 @@ def restore_frames(
     of_tensors: bool,
 ) -> None:
     """Put frames, track by track in ``leaves``, into a storage that is laid out for them."""
-    if not isinstance(storage, TensorStorage):
-        raise TypeError(f"this buffer was saved from a tensor storage; it cannot go into a {type(storage).__name__}")
+    storage = _require_tensors(storage)
     storage.of_tensors = of_tensors
-    storage.lay_out_fields(layout.fields, layout.num_tracks)
+    storage.lay_out_fields(layout.fields, layout.num_tracks, layout.sizes)
     _turn(storage, first, sizes - torn)
     bounds = np.append(0, np.cumsum(sizes))
     for track, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):

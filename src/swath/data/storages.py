@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 
 from swath import platforms
-from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory
+from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Sizes
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import CPU, Field, Key, as_key, nested, show
@@ -61,6 +61,10 @@ class Storage:
             self.write(frames[chosen].unsqueeze(0), int(track))
 
     def get(self, slots: np.ndarray) -> Any:
+        raise NotImplementedError
+
+    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        """One number of each of these frames that has this key."""
         raise NotImplementedError
 
     def overwrite(self, slot: int, rows: Any) -> None:
@@ -123,11 +127,13 @@ class TensorStorage(Storage):
     def lay_out(self, rows: Any, num_tracks: int) -> None:
         frames = self._as_rows(rows)
         fields = tuple(Field(key, leaf.shape[2:], leaf.dtype) for key, leaf in frames.items())
-        self.lay_out_fields(fields, num_tracks)
+        self.lay_out_fields(fields, num_tracks, sizes_of(rows))
         self.keep()
 
-    def lay_out_fields(self, fields: Sequence[Field], num_tracks: int, shared: bool = False) -> None:
-        layout = FrameLayout(tuple(fields), num_tracks, self._track_length(num_tracks))
+    def lay_out_fields(
+        self, fields: Sequence[Field], num_tracks: int, sizes: Sizes = (), *, shared: bool = False
+    ) -> None:
+        layout = FrameLayout(tuple(fields), num_tracks, self._track_length(num_tracks), sizes)
         self.memory = self._allocate(layout, shared)
 
     def _allocate(self, layout: FrameLayout, shared: bool) -> FrameMemory:
@@ -145,7 +151,7 @@ class TensorStorage(Storage):
         window = old.tracks.window()
         slots = window.slots(np.arange(window.total))
         kept = {key: leaf[torch.from_numpy(slots)] for key, leaf in old.leaves.items()}
-        self.lay_out_fields(old.layout.fields, num_tracks, shared)
+        self.lay_out_fields(old.layout.fields, num_tracks, old.layout.sizes, shared=shared)
         each = -(-len(slots) // num_tracks)
         sizes = window.sizes.tolist() if len(window.sizes) == num_tracks else [each] * num_tracks
         first = 0
@@ -167,7 +173,10 @@ class TensorStorage(Storage):
         return as_rows(rows)
 
     def write(self, rows: Any, first_track: int) -> np.ndarray:
-        return self.write_rows(self._as_rows(rows), first_track)
+        frames = self._as_rows(rows)
+        check_rows(self.laid_out().layout.fields, frames)
+        check_sizes(self.laid_out().layout.sizes, sizes_of(rows))
+        return write_rows(self.laid_out(), frames, first_track)
 
     def write_rows(self, rows: Rows, first_track: int) -> np.ndarray:
         memory = self.laid_out()
@@ -199,20 +208,32 @@ class TensorStorage(Storage):
             memory.leaves[key].index_copy_(0, index, leaf[0].index_select(0, source))
         tracks.commit(slice(None), counts)
 
+    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        leaf = self.laid_out().leaves.get(key)
+        if leaf is None:
+            return np.zeros(0)
+        return leaf.reshape(len(leaf), -1)[:, -1].cpu().numpy()[slots]
+
     def overwrite(self, slot: int, rows: Any) -> None:
         memory, frames = self.laid_out(), self._as_rows(rows)
         check_rows(memory.layout.fields, frames)
-        track = slot // memory.tracks.length
-        memory.tracks.begin_edit(slice(track, track + 1))
-        for key, leaf in frames.items():
-            memory.leaves[key][slot] = leaf[0, 0]
-        memory.tracks.end_edit(slice(track, track + 1))
+        try:
+            with memory.tracks.editing(slot // memory.tracks.length, slot):
+                for key, leaf in frames.items():
+                    memory.leaves[key][slot] = leaf[0, 0]
+        except BaseException:
+            memory.mend()
+            raise
 
     def get(self, slots: np.ndarray) -> Any:
-        taken = self.laid_out().take(slots)
+        memory = self.laid_out()
+        taken = memory.take(slots)
         if self.of_tensors:
             return taken[_TENSOR]
-        return _as_tensordict(nested(taken), torch.Size([len(slots)]), self._told_device)
+        lead, sizes = torch.Size([len(slots)]), memory.layout.sizes
+        if not sizes:
+            return _as_tensordict(nested(taken), lead, self._told_device)
+        return _sized(nested(taken), lead, self._told_device, dict(sizes))
 
     #: What ``TensorDict.device`` says.
     _told_device: torch.device | None = None
@@ -394,9 +415,14 @@ class ListStorage(Storage):
             if own is not None and int(own) != traj_id:
                 self.end([track])
 
+    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        entries = (item.get(key, None) for item in self.get(slots) if is_tensor_collection(item))
+        return np.array([int(entry.reshape(-1)[-1]) for entry in entries if entry is not None])
+
     def overwrite(self, slot: int, rows: Any) -> None:
         frame = rows[0][0]
-        self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
+        with self.tracks.editing(slot // self.tracks.length):
+            self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
 
     def get(self, slots: np.ndarray) -> list[Any]:
         return [self.items[slot] for slot in slots]
@@ -412,6 +438,48 @@ def _as_tensordict(tree: dict[str, Any], batch_size: torch.Size, device: torch.d
         for key, entry in tree.items()
     }
     return make(source, batch_size=batch_size, device=device)
+
+
+def _sized(
+    tree: dict[str, Any], lead: torch.Size, device: torch.device | None, sizes: Mapping[Key, torch.Size], key: Key = ()
+) -> TensorDict:
+    """As ``_as_tensordict``, with further batch dimensions behind ``lead``; a nested one has its parent's."""
+    own = sizes.get(key, sizes.get(key[:-1], torch.Size()))
+    sizes = {**sizes, key: own}
+    source = {
+        name: _sized(entry, lead, device, sizes, (*key, name)) if isinstance(entry, dict) else entry
+        for name, entry in tree.items()
+    }
+    return TensorDict(source, batch_size=lead + own, device=device)  # type: ignore[arg-type]
+
+
+def sizes_of(rows: Any) -> Sizes:
+    """Batch dimensions of a TensorDict ``[rows, steps]`` and of those in it; behind these two, and its parent's."""
+    if not is_tensor_collection(rows):
+        return ()
+    sizes: list[tuple[Key, torch.Size]] = []
+
+    def look(node: Any, key: Key, inherited: torch.Size) -> None:
+        own = node.batch_size[2:]
+        if own != inherited:
+            sizes.append((key, own))
+        for name, entry in node.items():
+            if is_tensor_collection(entry) and not is_leaf_nontensor(type(entry)):
+                look(entry, (*key, name), own)
+
+    look(rows, (), torch.Size())
+    return tuple(sorted(sizes))
+
+
+def check_sizes(known: Sizes, given: Sizes) -> None:
+    """Rows must have the batch size of the first ones."""
+    if known == given:
+        return
+    expected, found = dict(known), dict(given)
+    key = next(key for key in sorted({*expected, *found}) if expected.get(key) != found.get(key))
+    who = show(key) if key else "a row"
+    sizes = [tuple(each.get(key, each.get(key[:-1], ()))) for each in (expected, found)]
+    raise ValueError(f"{who}: the buffer was laid out for batch size {sizes[0]}, got {sizes[1]}")
 
 
 def as_rows(rows: Any) -> Rows:
@@ -485,9 +553,8 @@ def mark_ends(memory: FrameMemory, tracks: Sequence[int]) -> None:
         committed = int(memory.tracks.committed[track])
         slot = track * memory.tracks.length + (committed - 1) % memory.tracks.length
         if committed and not all(bool(done[slot].all()) for done in flags):
-            memory.tracks.begin_edit(slice(track, track + 1))
-            mark_frames(memory.leaves, slot)
-            memory.tracks.end_edit(slice(track, track + 1))
+            with memory.tracks.editing(track):
+                mark_frames(memory.leaves, slot)
 
 
 def mark_frames(leaves: Mapping[Key, torch.Tensor], where: Any) -> None:

@@ -11,13 +11,17 @@ is emptied, and its *slot*, the place in memory: ``track * length + position % l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 #: Rows of the counters: see ``Tracks``.
-NUM_COUNTERS = 3
+NUM_COUNTERS = 4
+#: More than any track has counted, and far from what 64 bits cannot count.
+_NEVER = 2**52
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Window:
     end: np.ndarray
     edits: np.ndarray
     length: int
+
+    def is_same(self, other: Window) -> bool:
+        """Whether nothing was written between the two."""
+        pairs = ((self.first, other.first), (self.end, other.end), (self.edits, other.edits))
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -71,13 +80,14 @@ class Window:
 class Tracks:
     """The counters of all tracks, ``[NUM_COUNTERS, num_tracks]`` int64, in memory that writers and readers share.
 
-    ``begun`` and ``committed`` are positions; ``edits`` counts, twice each, changes of frames that were committed.
-    Every entry has one writer at a time, and is written as a whole.
+    ``begun`` and ``committed`` are positions; ``edits`` counts, twice each, changes of frames that were committed;
+    ``rewritten`` is 0, or 1 more than the slot whose frame is being replaced by another. Every entry has one writer at
+    a time, and is written as a whole.
     """
 
     def __init__(self, counters: np.ndarray, length: int) -> None:
         self._counters = counters
-        self.begun, self.committed, self.edits = counters
+        self.begun, self.committed, self.edits, self.rewritten = counters
         #: Frames of a track.
         self.length = length
 
@@ -96,6 +106,17 @@ class Tracks:
 
     def __len__(self) -> int:
         return self.window().total
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether these can be counters at all, whoever wrote them."""
+        most = self.capacity
+        return bool(
+            (self._counters >= 0).all()
+            and (self.begun < _NEVER).all()
+            and (self.committed <= self.begun).all()
+            and (self.rewritten <= most).all()
+        )
 
     def window(self) -> Window:
         # What is committed is read first: what is begun meanwhile only makes the window smaller.
@@ -123,11 +144,28 @@ class Tracks:
         """What was begun is there."""
         self.committed[tracks] += num_frames
 
-    def begin_edit(self, tracks: slice) -> None:
-        """Frames that are committed will be changed: whoever copies them now must copy again."""
-        self.edits[tracks] += 1
+    @contextmanager
+    def editing(self, tracks: int | slice, slot: int | None = None) -> Iterator[None]:
+        """Frames that are committed are changed meanwhile: whoever copies them must copy again.
 
-    end_edit = begin_edit
+        ``slot``: whose frame is replaced by another. If that is broken off, ``rewritten`` says so.
+        """
+        self.edits[tracks] += 1
+        if slot is not None:
+            self.rewritten[tracks] = slot + 1
+        try:
+            yield
+            self.rewritten[tracks] = 0
+        finally:
+            self.edits[tracks] += 1
+
+    def end_edits(self) -> None:
+        """Those that a killed process was in."""
+        self.edits += self.edits % 2
+
+    def take_back(self, track: int) -> None:
+        """The newest frame of a track is no longer there."""
+        self.committed[track] -= 1
 
     def settle(self, tracks: slice) -> None:
         """Whoever wrote to these is gone: what it was in the middle of changing is readable again."""
@@ -138,6 +176,5 @@ class Tracks:
         self.begun[track] = self.committed[track] = position
 
     def clear(self) -> None:
-        self.begin_edit(slice(None))
-        self._counters[:2] = 0
-        self.end_edit(slice(None))
+        with self.editing(slice(None)):
+            self._counters[:2] = 0

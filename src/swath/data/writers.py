@@ -73,7 +73,10 @@ class TensorDictMaxValueWriter(Writer):
         if not isinstance(rows, TensorDictBase):
             raise TypeError(f"TensorDictMaxValueWriter needs TensorDicts, got {type(rows).__name__}")
         capacity = storage.tracks.capacity
-        flat = rows.reshape(-1)
+        if len(self._ranks) != len(storage):  # others wrote it: an earlier program, say
+            stored = storage.get(np.arange(len(storage)))
+            self._ranks = np.array([self._rank(frame) for frame in stored])
+        flat = rows.reshape(-1, *rows.shape[2:])
         slots = np.full(len(flat), -1)
         for number in range(len(flat)):
             frame = flat[number : number + 1].unsqueeze(0)

@@ -48,6 +48,10 @@ class TrajectoryIds:
         first, self.next_id = self.next_id, self.next_id + self.stride * count
         return range(first, self.next_id, self.stride)
 
+    def begin_at(self, first: int) -> None:
+        """Use no id below this; still none of another drawer's."""
+        self.next_id += max(0, -(-(first - self.next_id) // self.stride)) * self.stride
+
 
 class Boundaries:
     """The episode starts of one strip, and where each env's current episode stands."""
@@ -78,6 +82,11 @@ class Boundaries:
         unnamed = [env for env in env_ids if self.traj_ids[env] < 0 or self.first_row[env] < 0]
         self.traj_ids[unnamed] = self._ids.draw(len(unnamed))
         self.first_row[env_ids] = 0
+
+    def rename_fresh(self) -> None:
+        """Give new ids to episodes of which nothing was delivered yet."""
+        fresh = (self.traj_ids >= 0) & (self.first_row >= 0)
+        self.traj_ids[fresh] = self._ids.draw(int(fresh.sum()))
 
     def cross(self, t: int, env_ids: list[int]) -> None:
         """Step t was the last of an episode in these envs."""

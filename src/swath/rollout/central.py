@@ -120,6 +120,10 @@ class CentralRollout:
     def traj_ids(self) -> np.ndarray:
         return np.concatenate([lane.boundaries.traj_ids for lane in self._lanes])
 
+    def rename_fresh(self) -> None:
+        for lane in self._lanes:
+            lane.boundaries.rename_fresh()
+
     def collect(
         self, num_frames: int, *, policy_version: int = 0, stop: Callable[[], bool] | None = None, **_: Any
     ) -> TensorDict:

@@ -457,6 +457,11 @@ class Fleet:
         self._kill(member)
         member.restart_cut_short = error
 
+    def begin_ids_at(self, first: int) -> None:
+        """No worker draws a trajectory id below this any more, also if it is started again."""
+        for member in self.members:
+            member.life = member.life._replace(first_traj_id=max(member.life.first_traj_id, first))
+
     def _restart(self, member: Member, error: BaseException) -> None:
         self._kill(member)
         if member.life.number:

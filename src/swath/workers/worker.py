@@ -397,6 +397,11 @@ class Worker:
             self._buffer.drop(cut)
         return cut
 
+    def begin_ids_at(self, first: int) -> None:
+        """Draw no trajectory id below this any more."""
+        for lane in self.lanes:
+            lane.collector._begin_ids_at(first)
+
     def state_dict(self) -> dict[str, Any]:
         states = [lane.collector.state_dict() for lane in self.lanes]
         return states[0] if len(states) == 1 else {f"lane{i}": state for i, state in enumerate(states)}

@@ -711,6 +711,11 @@ class NodesCollector(BaseCollector):
                 "next_ids": {f"node{m.node}": m.next_own_id for m in self._alive},
             }
 
+    def _begin_ids_at(self, first: int) -> None:
+        for member in self._alive:
+            member.next_own_id = max(member.next_own_id, -(-first // member.plan.ids.stride))
+            self._roster.ask(member, "begin_ids_at", member.next_own_id)
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many nodes; new episodes start."""
         states = {name: own for name, own in state_dict.items() if name.startswith("node")}

@@ -394,11 +394,15 @@ class Node:
             self._collector.reset()
         self._drop_episodes()
 
-    def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool, first_own_id: int) -> None:
-        self._collector.load_state_dict(state, strict)  # type: ignore[attr-defined]
+    def _do_begin_ids_at(self, first_own_id: int) -> None:
         if isinstance(self._collector, MultiCollector):
             self._first_own_id = max(self._first_own_id, first_own_id)
-        self._ids.next_id = max(self._ids.next_id, first_own_id)
+        else:
+            self._collector._begin_ids_at(first_own_id)
+
+    def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool, first_own_id: int) -> None:
+        self._collector.load_state_dict(state, strict)  # type: ignore[attr-defined]
+        self._do_begin_ids_at(first_own_id)
         self._mail.policy_version = self._collector._policy_version  # type: ignore[attr-defined]
         self._stream = None
         self._drop_episodes()
