@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swath import platforms
+from swath.collectors.distributed.folders import OwnFolder, make_own
 from swath.errors import NodeLost
 from swath.workers import pickling
 from swath.workers.start import StartMethod, check_start_method, start_process
@@ -179,7 +180,7 @@ class _Job:
 def make_executor(folder: Any, slurm_kwargs: Mapping[str, Any] | None) -> Any:
     """``slurm_kwargs`` are submitit's; ``cluster="local"`` among them makes jobs of this machine."""
     submitit = _import_submitit()
-    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)  # jobs are pickles, with secrets in them
+    make_own(folder)  # jobs are pickles, with secrets in them
     options = {**DEFAULT_SLURM_CONF, **(slurm_kwargs or {})}
     executor = submitit.AutoExecutor(folder=str(folder), cluster=options.pop("cluster", None))
     executor.update_parameters(**options)
@@ -224,8 +225,7 @@ class FolderLauncher:
                 "launcher='submitit_delayed' is for a function that submitit_delayed_launcher decorates; for nodes "
                 "that are started by hand give launcher='folder' and folder=, and run `swath node FOLDER NUMBER` there"
             )
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = make_own(folder)
 
     def start(self, ticket: Ticket) -> _Elsewhere:
         path = ticket_path(self._folder, ticket.node)
@@ -248,18 +248,21 @@ def ticket_path(folder: Path, node: int) -> Path:
 def serve_from_folder(folder: Any, node: int, timeout_s: float | None = None) -> None:
     """Become a node as soon as its ticket is in the folder; return when the driver is done with it.
 
-    The folder must be one that only people you trust can write to: the ticket is a pickle.
+    The ticket is a pickle, so the folder must be this user's own.
+
+    Raises:
+        PermissionError: somebody else can write to the folder, or to the ticket.
     """
-    path = ticket_path(Path(folder), node)
+    name = ticket_path(Path(folder), node).name
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         try:
-            data = path.read_bytes()
-            path.unlink()
+            with OwnFolder(folder) as own:
+                if "finished" in own and name not in own:
+                    return
+                data = own.take(name)
             break
-        except FileNotFoundError:
-            if (Path(folder) / "finished").exists():
-                return
+        except FileNotFoundError:  # the ticket, or the folder
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"no driver has put a ticket for node {node} into {folder}") from None
             time.sleep(_SECONDS_BETWEEN_LOOKS)
