@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -26,6 +28,7 @@ from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import SerialEnv
 from swath.errors import BackgroundFailed, CollectorClosed, EnvError, NodeLost
 from swath.weight_update import DistributedWeightSyncScheme, SharedMemWeightSyncScheme
+from swath.workers import pickling
 
 pytestmark = pytest.mark.processes
 
@@ -36,6 +39,12 @@ def make(**kwargs: Any) -> DistributedCollector:
 
 def pids(collector: Any) -> list[int]:
     return [node["pid"] for node in collector.stats()["nodes"]]
+
+
+def named(collector: Any, node: int) -> str:
+    """How a message names a node, as a pattern."""
+    about = collector.stats()["nodes"][node]
+    return re.escape(f"node {node} ({about['host']}, pid {about['pid']})")
 
 
 def is_gone(pid: int) -> bool:
@@ -233,9 +242,12 @@ def test_a_killed_node_is_an_error_that_names_it(sync: bool) -> None:
         next(batches)
         os.kill(pids(collector)[1], signal.SIGKILL)
         started = time.monotonic()
-        with pytest.raises(NodeLost, match="node 1 was lost: killed by SIGKILL") as caught:
+        who = named(collector, 1)
+        with pytest.raises(NodeLost, match=rf"{who} was lost: killed by SIGKILL") as caught:
             take(batches, 100)
         assert time.monotonic() - started < 15
+        assert (caught.value.worker, caught.value.host) == (1, socket.gethostname())
+        assert caught.value.pid == collector.stats()["nodes"][1]["pid"]
         assert "restart_nodes=1" in caught.value.__notes__[0]
         with pytest.raises(CollectorClosed):
             next(iter(collector))
@@ -363,7 +375,7 @@ def test_a_node_that_hears_nothing_gives_up() -> None:
         stopped = pids(collector)[0]
         os.kill(stopped, signal.SIGSTOP)
         try:
-            with pytest.raises(NodeLost, match="node 0 was lost"):
+            with pytest.raises(NodeLost, match=r"node 0 \(.*, pid \d+\) was lost"):
                 take(iter(collector), 1000)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -576,6 +588,50 @@ def test_slices_by_end_do_not_cross_a_loss(sync: bool) -> None:
         assert (steps[:, 1:] == steps[:, :-1] + 1).all()
 
 
+def check_that_stats_notice_a_loss(collector: Any, timeout_s: float = 20) -> None:
+    """Without a question, an order, or an iteration that would find it out."""
+    assert [node["alive"] for node in collector.stats()["nodes"]] == [True, True]
+    who = named(collector, 0)
+    os.kill(pids(collector)[0], signal.SIGKILL)
+    assert wait_until(lambda: not collector.stats()["nodes"][0]["alive"], timeout_s)
+    assert collector.stats()["nodes"][1]["alive"]
+    with pytest.raises(NodeLost, match=f"{who} was lost: .*"):
+        take(iter(collector), 1000)
+    assert [node["alive"] for node in collector.stats()["nodes"]] == [False, False]  # it was shut down
+
+
+def test_stats_say_which_node_is_lost() -> None:
+    with make() as collector:
+        check_that_stats_notice_a_loss(collector)
+
+
+def test_stats_of_a_node_that_was_started_again() -> None:
+    with make(restart_nodes=1, sync=True) as collector:
+        batches = iter(collector)
+        next(batches)
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        assert wait_until(lambda: not collector.stats()["nodes"][0]["alive"])
+        with pytest.warns(UserWarning, match=rf"{named(collector, 0)} was lost.*It was started again as node 0 \("):
+            next(batches)
+        assert [node["alive"] for node in collector.stats()["nodes"]] == [True, True]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_seconds_of_env_and_policy_are_those_that_a_node_was_busy(workers: int) -> None:
+    with DistributedCollector(
+        [lambda: SleepingEnv(0.004)],
+        deterministic(),
+        frames_per_batch=50,
+        sync=True,
+        num_workers_per_collector=workers,
+    ) as collector:
+        take(iter(collector), 4)
+        (node,) = collector.stats()["nodes"]
+    assert node["busy_s"] >= 200 / workers * 0.004
+    assert node["env_s"] + node["policy_s"] == pytest.approx(node["busy_s"])
+    assert node["env_s"] > node["policy_s"] > 0
+
+
 # -- secrets and addresses ---------------------------------------------------------------------------------------------
 
 
@@ -634,7 +690,7 @@ def test_into_a_replay_buffer_in_the_background(sync: bool) -> None:
         assert buffer.write_count == before
     assert wait_until(lambda: buffer.write_count > before)
     os.kill(pids(collector)[0], signal.SIGKILL)
-    with pytest.raises(BackgroundFailed, match="node 0 was lost"):
+    with pytest.raises(BackgroundFailed, match=r"node 0 \(.*, pid \d+\) was lost"):
         buffer.sample(2000, wait=True, timeout=20)  # more than it will ever have
     with pytest.raises(BackgroundFailed):
         collector.async_shutdown()
@@ -689,6 +745,53 @@ def test_submitit_delayed(tmp_path: Path) -> None:
     assert not list((tmp_path / "jobs").glob("nodes-*"))
     with pytest.raises(NotImplementedError, match="framework"):
         submitit_delayed_launcher(num_jobs=1, framework="mpi")
+
+
+@pytest.mark.parametrize("given", [{"slurm_kwargs": {"slurm_partition": "gpu"}}, {}])
+def test_submitit_without_slurm_is_an_error(given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"no Slurm here \(no `srun`\).*slurm_kwargs=\{'cluster': 'local'\}"):
+        make(launcher="submitit", folder=tmp_path / "jobs", **given)
+    assert not (tmp_path / "jobs").exists()
+    from swath.collectors.distributed import submitit_delayed_launcher
+
+    submit = submitit_delayed_launcher(
+        num_jobs=1, submitit_main_conf=given.get("slurm_kwargs"), folder=tmp_path / "jobs"
+    )
+    with pytest.raises(RuntimeError, match="no Slurm here"):
+        submit(lambda: None)()
+    with pytest.raises(ValueError, match=r"cluster='debug'.* result is asked for"):
+        make(launcher="submitit", folder=tmp_path / "jobs", slurm_kwargs={"cluster": "debug"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"slurm_kwargs": {"slurm_partition": "gpu"}}, "slurm_kwargs is for launcher='submitit', and this is 'mp'"),
+        ({"folder": "somewhere"}, "folder is for launcher='submitit'.* and this is 'mp'"),
+        ({"launcher": "folder", "folder": "x", "slurm_kwargs": {}}, "slurm_kwargs is for launcher='submitit'"),
+        ({"launcher": "folder", "folder": "x", "mp_start_method": "fork"}, "mp_start_method is for launcher='mp'"),
+    ],
+)
+def test_launch_arguments_that_would_do_nothing_are_refused(given: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(**given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_delayed_launcher_hands_on_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swath.collectors.distributed import launchers, submitit_delayed_launcher
+
+    with pytest.raises(ValueError, match="backend must be one of gloo, nccl"):
+        submitit_delayed_launcher(num_jobs=1, backend="mpi")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+    def ask_for_nccl() -> None:
+        make(launcher="submitit_delayed")
+
+    with pytest.raises(RuntimeError, match="backend='nccl' needs CUDA"):
+        launchers._run_main(pickling.dumps_with_path((ask_for_nccl, (), {})), str(tmp_path), None, "nccl")
 
 
 def test_delayed_launcher_outside_of_its_function() -> None:

@@ -25,7 +25,7 @@ from swath.data import LazyTensorStorage, PrioritizedSampler, RayReplayBuffer, S
 from swath.errors import BackgroundFailed, NodeLost
 from swath.weight_update import RayWeightSyncScheme
 from test_contract import Kind, all_on_nodes, check_contract
-from test_distributed import FailingEnv, is_gone, pids, take
+from test_distributed import FailingEnv, check_that_stats_notice_a_loss, is_gone, pids, take
 
 ray: Any = importlib.import_module("ray") if importlib.util.find_spec("ray") else None
 pytestmark = [
@@ -116,12 +116,18 @@ def test_a_killed_actor(sync: bool) -> None:
         assert len(ids.unique()) == starts
 
 
+@pytest.mark.usefixtures("cluster")
+def test_stats_say_which_node_is_lost() -> None:
+    with make() as collector:
+        check_that_stats_notice_a_loss(collector, 60)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_errors_keep_their_type() -> None:
     with make() as collector:
         os.kill(pids(collector)[0], signal.SIGKILL)
-        with pytest.raises(NodeLost, match="node 0 was lost"):
+        with pytest.raises(NodeLost, match=r"node 0 \(.*, pid \d+\) was lost"):
             take(iter(collector), 100)
     with (
         RayCollector([make_counting, FailingEnv], frames_per_batch=20, remote_configs=SMALL) as collector,
@@ -225,7 +231,7 @@ def test_in_the_background_with_slices_and_a_kill() -> None:
         steps = buffer.sample(wait=True, timeout=60).reshape(16, 4)["observation"][..., 1]
         assert (steps[:, 1:] == steps[:, :-1] + 1).all()
     os.kill(pids(collector)[0], signal.SIGKILL)
-    with pytest.raises((BackgroundFailed, NodeLost), match="node 0 was lost"):
+    with pytest.raises((BackgroundFailed, NodeLost), match=r"node 0 \(.*, pid \d+\) was lost"):
         wait_until(lambda: collector.update_policy_weights_() is not None, 30)
     with pytest.raises(BackgroundFailed):
         collector.async_shutdown()

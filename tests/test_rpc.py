@@ -16,7 +16,7 @@ from policies_for_tests import deterministic
 from swath.collectors.distributed import RPCCollector
 from swath.errors import NodeLost
 from test_contract import Kind, all_on_nodes, check_contract
-from test_distributed import is_gone, pids, take
+from test_distributed import check_that_stats_notice_a_loss, is_gone, named, pids, take
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("rpc"), pytest.mark.usefixtures("rpc_agent")]
 
@@ -44,7 +44,7 @@ def test_a_killed_worker(sync: bool) -> None:
             take(batches, after)
             os.kill(pids(collector)[1], signal.SIGKILL)
             started = time.monotonic()
-            with pytest.raises(NodeLost, match="node 1 was lost: killed by SIGKILL"):
+            with pytest.raises(NodeLost, match=f"{named(collector, 1)} was lost: killed by SIGKILL"):
                 take(batches, 1000)
             assert time.monotonic() - started < 15
     with make(sync=sync, on_node_loss="continue", total_frames=3000, track_worker=True) as collector:
@@ -55,6 +55,11 @@ def test_a_killed_worker(sync: bool) -> None:
             got += list(batches)
         assert sum(batch.numel() for batch in got) == 3000
         assert_consistent(got)
+
+
+def test_stats_say_which_node_is_lost() -> None:
+    with make() as collector:
+        check_that_stats_notice_a_loss(collector)
 
 
 def test_nodes_end_with_their_driver() -> None:

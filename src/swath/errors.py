@@ -133,7 +133,13 @@ class WorkerRaised(WorkerError):
 
 
 class NodeLost(WorkerError):
-    """A node of a distributed collector is gone, or was not heard of for too long; ``worker`` is its number."""
+    """A node of a distributed collector is gone, or was not heard of for too long; ``worker`` is its number, ``host``
+    and ``pid`` are where it ran (None before it has said so)."""
+
+    def __init__(self, message: str = "", worker: int = -1, host: str | None = None, pid: int | None = None) -> None:
+        super().__init__(message, worker)
+        self.host = host
+        self.pid = pid
 
 
 class WeightSyncError(SwathError, RuntimeError):

@@ -57,6 +57,10 @@ FILES_BY_DESCRIPTOR = Need(
     "files that can be opened by their descriptor (/proc/self/fd, /dev/fd)", _can_open_descriptors
 )
 LOCAL_SOCKETS = Need("sockets within a machine (AF_UNIX)", lambda: hasattr(socket, "AF_UNIX"))
+FILE_OWNERS = Need(
+    "files with owners, and folders that can be held open (geteuid, openat)",
+    lambda: hasattr(os, "geteuid") and os.open in os.supports_dir_fd,
+)
 INTERFACE_NAMES = Need("Linux's names for network interfaces", lambda: sys.platform == "linux")
 SEMAPHORES = Need(
     "semaphores in shared memory (sem_init, sem_timedwait)",  # macOS has the first by name only, and not the second

@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
         "node",
         help="be a node of a DistributedCollector that has launcher='folder'",
         description="Wait for a collector's ticket in a folder that both machines see, and collect for it. The ticket "
-        "is a pickle: only people you trust may be able to write to the folder.",
+        "is a pickle, so folder and ticket must be yours, and nobody else may be able to write to them.",
         allow_abbrev=False,
     )
     node.add_argument("folder", metavar="FOLDER", help="folder= of the collector")

@@ -119,6 +119,11 @@ def _cell(array: np.ndarray, index: int) -> Any:
     return memoryview(array[index : index + 1])  # type: ignore[arg-type]
 
 
+def env_share(env_s: float, policy_s: float) -> float:
+    """How much of a step envs take: of few steps the time is measured, so these seconds say nothing by themselves."""
+    return env_s / (env_s + policy_s) if env_s + policy_s else 1.0
+
+
 @dataclass(frozen=True)
 class Shares:
     """How a worker spends its time; the three are 1 in all."""
@@ -135,6 +140,5 @@ class Shares:
         since = page.seconds("busy_since")
         busy = page.seconds("busy_s") + (max(0.0, now - since) if since else 0.0)
         busy_share = min(1.0, busy / max(now - started, 1e-9))
-        env, policy = page.seconds("env_s"), page.seconds("policy_s")
-        env_share = env / (env + policy) if env + policy else 1.0
-        return cls(busy_share * env_share, busy_share * (1 - env_share), 1 - busy_share)
+        of_env = env_share(page.seconds("env_s"), page.seconds("policy_s"))
+        return cls(busy_share * of_env, busy_share * (1 - of_env), 1 - busy_share)

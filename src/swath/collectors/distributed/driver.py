@@ -31,7 +31,7 @@ from swath.rollout.layout import nested
 from swath.rollout.structure import Structure
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import choose_sources, fitting_weights, flat_weights
-from swath.workers.ctrl_c import ctrl_c_waits, interruptible
+from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
 from swath.workers.seeding import derived_seed
 
@@ -270,7 +270,7 @@ class NodesCollector(BaseCollector):
         total = self._num_envs
         buffer = shared.for_writer(f"{self._run}-{total}")
         plan = BufferPlan(buffer, member.first_env, total, self._postprocessing, self._by_episode)
-        interruptible(self._engine.call(member.node, "write_to", plan).result)
+        self._roster.call(member, "write_to", plan)
 
     # -- who is there ----------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class NodesCollector(BaseCollector):
         if member.seed is not None:
             seed, static = member.seed
             own = derived_seed(seed, member.node, member.plan.life)
-            interruptible(self._engine.call(member.node, "set_seed", own, static).result)
+            self._roster.call(member, "set_seed", own, static)
         self._end_tracks(member)
         if self.__dict__.get("_writes_itself"):
             self._let_node_write(member)
@@ -749,7 +749,7 @@ class NodesCollector(BaseCollector):
             "num_envs": self._num_envs,
             "num_nodes": self.num_nodes,
             "engine": self._engine.name,
-            "nodes": [member.describe() for member in self._roster.members],
+            "nodes": self._roster.describe(),
         }
 
     def getattr_env(self, name: str) -> Any:

@@ -10,7 +10,10 @@ from swath.collectors.distributed.payload import Bytes
 
 
 class Engine(Protocol):
-    """A future of an engine ends with ``NodeLost`` when the node is gone, and with whatever the node raised."""
+    """A future of an engine ends with ``NodeLost`` when the node is gone, and with whatever the node raised.
+
+    The text of that ``NodeLost`` is why; whoever knows the node says who.
+    """
 
     #: What its users call it.
     name: str
@@ -34,6 +37,10 @@ class Engine(Protocol):
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """A method of the node's, between two orders."""
+        ...
+
+    def is_there(self, node: int) -> bool:
+        """Whether nothing is known of its end; never blocks."""
         ...
 
     def end(self, node: int) -> None:

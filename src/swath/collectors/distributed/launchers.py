@@ -1,6 +1,6 @@
 """Launchers: how the process of a node comes to be.
 
-``mp``: a process of this machine. ``submitit``: a job of a Slurm cluster, or of this machine where there is none.
+``mp``: a process of this machine. ``submitit``: a job of a Slurm cluster, or of this machine where that is asked for.
 ``submitit_delayed`` and ``folder``: nobody starts it from here; it waits for its ticket in a folder that all share.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swath import platforms
+from swath.collectors.distributed.folders import OwnFolder, make_own
 from swath.errors import NodeLost
 from swath.workers import pickling
 from swath.workers.start import StartMethod, check_start_method, start_process
@@ -31,6 +32,9 @@ from swath.workers.start import StartMethod, check_start_method, start_process
 DEFAULT_SLURM_CONF: dict[str, Any] = {"timeout_min": 60, "slurm_cpus_per_task": 4}
 #: A submitted collector and its nodes find each other in the folder that this names.
 FOLDER_VARIABLE = "SWATH_NODES_FOLDER"
+#: … and the collector's backend, unless it says otherwise, is this.
+BACKEND_VARIABLE = "SWATH_NODES_BACKEND"
+BACKENDS = ("gloo", "nccl")
 LAUNCHERS = ("mp", "submitit", "submitit_delayed", "folder")
 
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -179,9 +183,18 @@ class _Job:
 def make_executor(folder: Any, slurm_kwargs: Mapping[str, Any] | None) -> Any:
     """``slurm_kwargs`` are submitit's; ``cluster="local"`` among them makes jobs of this machine."""
     submitit = _import_submitit()
-    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)  # jobs are pickles, with secrets in them
     options = {**DEFAULT_SLURM_CONF, **(slurm_kwargs or {})}
-    executor = submitit.AutoExecutor(folder=str(folder), cluster=options.pop("cluster", None))
+    cluster = options.pop("cluster", None)
+    if cluster == "debug":
+        raise ValueError("cluster='debug' of submitit runs a job when its result is asked for; 'local' runs it at once")
+    if cluster is None and submitit.AutoExecutor.which() == "local":
+        raise RuntimeError(
+            "there is no Slurm here (no `srun`), and slurm_kwargs would have no effect: run this where jobs can be "
+            "submitted; or give slurm_kwargs={'cluster': 'local'} to try it with jobs of this machine, launcher='mp' "
+            "for processes of this machine"
+        )
+    make_own(folder)  # jobs are pickles, with secrets in them
+    executor = submitit.AutoExecutor(folder=str(folder), cluster=cluster)
     executor.update_parameters(**options)
     return executor
 
@@ -224,8 +237,7 @@ class FolderLauncher:
                 "launcher='submitit_delayed' is for a function that submitit_delayed_launcher decorates; for nodes "
                 "that are started by hand give launcher='folder' and folder=, and run `swath node FOLDER NUMBER` there"
             )
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = make_own(folder)
 
     def start(self, ticket: Ticket) -> _Elsewhere:
         path = ticket_path(self._folder, ticket.node)
@@ -248,18 +260,21 @@ def ticket_path(folder: Path, node: int) -> Path:
 def serve_from_folder(folder: Any, node: int, timeout_s: float | None = None) -> None:
     """Become a node as soon as its ticket is in the folder; return when the driver is done with it.
 
-    The folder must be one that only people you trust can write to: the ticket is a pickle.
+    The ticket is a pickle, so the folder must be this user's own.
+
+    Raises:
+        PermissionError: somebody else can write to the folder, or to the ticket.
     """
-    path = ticket_path(Path(folder), node)
+    name = ticket_path(Path(folder), node).name
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         try:
-            data = path.read_bytes()
-            path.unlink()
+            with OwnFolder(folder) as own:
+                if "finished" in own and name not in own:
+                    return
+                data = own.take(name)
             break
-        except FileNotFoundError:
-            if (Path(folder) / "finished").exists():
-                return
+        except FileNotFoundError:  # the ticket, or the folder
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"no driver has put a ticket for node {node} into {folder}") from None
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -280,8 +295,8 @@ def submitit_delayed_launcher(
 
     Args:
         num_jobs: how many nodes the collector has.
-        framework: "distributed" or "rpc".
-        backend: of "distributed".
+        framework: "distributed" or "rpc"; what the nodes become is for the collector in the function to say.
+        backend: for a ``DistributedCollector``, if it is not given there.
         tcpport: for the collector, if it is not given there.
         submitit_main_conf, submitit_collection_conf: submitit's parameters for the job of the function, and of nodes;
             ``cluster="local"`` in them makes jobs of this machine.
@@ -289,17 +304,18 @@ def submitit_delayed_launcher(
     """
     if framework not in ("distributed", "rpc"):
         raise NotImplementedError(f"framework must be 'distributed' or 'rpc', got {framework!r}")
+    check_backend(backend)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def submit(*args: Any, **kwargs: Any) -> Any:
             base = Path("swath_jobs" if folder is None else folder).absolute()
             meeting = base / f"nodes-{uuid.uuid4().hex[:12]}"
-            meeting.mkdir(parents=True, mode=0o700)
             main = make_executor(base, submitit_main_conf)
             nodes = make_executor(base, submitit_collection_conf)
+            meeting.mkdir(mode=0o700)
             work = pickling.dumps_with_path((function, args, kwargs))
-            job = main.submit(_run_main, work, str(meeting), tcpport)
+            job = main.submit(_run_main, work, str(meeting), tcpport, backend)
             others = [_Job(nodes.submit(serve_from_folder, str(meeting), node)) for node in range(num_jobs)]
             try:
                 return job.result()
@@ -316,21 +332,40 @@ def submitit_delayed_launcher(
     return decorate
 
 
-def _run_main(work: bytes, meeting: str, tcpport: int | str | None) -> Any:
+def _run_main(work: bytes, meeting: str, tcpport: int | str | None, backend: str) -> Any:
     os.environ[FOLDER_VARIABLE] = meeting
+    os.environ[BACKEND_VARIABLE] = backend
     if tcpport is not None:
         os.environ["TCP_PORT"] = str(tcpport)
     function, args, kwargs = pickling.loads_with_path(work)
     return function(*args, **kwargs)
 
 
+#: Which launchers an argument is for.
+_WHOSE = {
+    "slurm_kwargs": ("submitit",),
+    "folder": ("submitit", "submitit_delayed", "folder"),
+    "mp_start_method": ("mp",),
+}
+
+
 def make_launcher(
     name: str, *, folder: Any, slurm_kwargs: Mapping[str, Any] | None, start_method: str | None
 ) -> Launcher:
+    if name not in LAUNCHERS:
+        raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}; got {name!r}")
+    given = {"slurm_kwargs": slurm_kwargs, "folder": folder, "mp_start_method": start_method}
+    for argument, launchers in _WHOSE.items():
+        if given[argument] is not None and name not in launchers:
+            known = " or ".join(map(repr, launchers))
+            raise ValueError(f"{argument} is for launcher={known}, and this is {name!r}: it would have no effect")
     if name == "mp":
         return MpLauncher(start_method)
     if name == "submitit":
         return SubmititLauncher("swath_jobs" if folder is None else folder, slurm_kwargs)
-    if name in ("submitit_delayed", "folder"):
-        return FolderLauncher(folder)
-    raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}; got {name!r}")
+    return FolderLauncher(folder)
+
+
+def check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")

@@ -29,6 +29,7 @@ from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.mail import ThreadMail
 from swath.weight_update.weights import apply_weights
+from swath.workers.board import env_share
 from swath.workers.seeding import derived_seed, seed_process
 from swath.workers.worker import resolve_path
 
@@ -135,8 +136,8 @@ class Report:
     #: Of a MultiCollector: its random frames that are still to come.
     own_random_left: int = 0
     busy_s: float = 0.0
-    env_s: float = 0.0
-    policy_s: float = 0.0
+    #: How much of that envs took, as a share; the policy took the rest. Of all batches: one step in each is timed.
+    env_share: float = 1.0
     pack_s: float = 0.0
 
 
@@ -259,7 +260,6 @@ class Node:
                 self._writer.write(batch, first_env, fragments)
             else:
                 payload = pack_batch(self._fields, batch)
-            timing = None if self._own_rollout is None else self._own_rollout.timing
             return Report(
                 order.number,
                 tuple(batch.shape),
@@ -271,8 +271,7 @@ class Node:
                 self._collector._policy_version,  # type: ignore[attr-defined]
                 self._own_random_left(),
                 busy_s,
-                0.0 if timing is None else timing.env_s,
-                0.0 if timing is None else timing.policy_s,
+                self._env_share(),
                 time.perf_counter() - started - busy_s,
             ), payload
 
@@ -311,6 +310,13 @@ class Node:
         if order.num_envs is not None:
             batch = batch.reshape(-1, batch.shape[-1])[: order.num_envs]
         return batch, first_env, 0
+
+    def _env_share(self) -> float:
+        if isinstance(self._collector, MultiCollector):
+            pages = [member.page for member in self._collector._fleet.members]
+            return env_share(sum(p.seconds("env_s") for p in pages), sum(p.seconds("policy_s") for p in pages))
+        timing = self._own_rollout.timing
+        return env_share(timing.env_s, timing.policy_s)
 
     def _own_random_left(self) -> int:
         collector = self._collector

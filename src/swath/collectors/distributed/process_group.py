@@ -32,7 +32,14 @@ from swath.collectors.distributed.addresses import (
 )
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket, make_launcher
+from swath.collectors.distributed.launchers import (
+    BACKEND_VARIABLE,
+    Launcher,
+    NodeProcess,
+    Ticket,
+    check_backend,
+    make_launcher,
+)
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
 from swath.collectors.distributed.wire import (
@@ -60,7 +67,6 @@ from swath.workers import pickling
 
 #: As in other libraries of this kind.
 DEFAULT_PORT = 10003
-BACKENDS = ("gloo", "nccl")
 _PINGS_PER_TIMEOUT = 4
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_SAY_WHY = 1.0
@@ -170,7 +176,7 @@ class _RemoteNode:
         deadline = time.monotonic() + _SECONDS_TO_SAY_WHY
         while (how := self.process.has_ended()) is None and time.monotonic() < deadline:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        self.give_up(NodeLost(f"node {self.number} was lost: {how or why}.", self.number))
+        self.give_up(NodeLost(how or why, self.number))
 
     def give_up(self, loss: NodeLost) -> None:
         """Whoever waits for an answer is told."""
@@ -284,8 +290,7 @@ class ProcessGroupEngine:
             hello.add_done_callback(lambda done: _pass_on(done, future))
         except Exception as error:
             how = node.process.has_ended()
-            lost = NodeLost(f"node {node.number} could not be reached: {how or error}", node.number)
-            future.set_exception(lost)
+            future.set_exception(NodeLost(how or str(error), node.number))
 
     def _await_arrival(self, node: _RemoteNode, store: Any, name: str) -> None:
         deadline = time.monotonic() + self._start_timeout_s
@@ -325,7 +330,7 @@ class ProcessGroupEngine:
         if known is not None:
             return known.ask(kind, about, body)
         gone: Future[Any] = Future()
-        gone.set_exception(NodeLost(f"node {node} is gone", node))
+        gone.set_exception(NodeLost("it was ended", node))
         return gone
 
     def set_weights(self, node: int, shared: Bytes, version: int, model_id: str) -> Future[None]:
@@ -333,6 +338,10 @@ class ProcessGroupEngine:
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
         return self._ask(node, CALL, name, pack_value([list(args), kwargs]))
+
+    def is_there(self, node: int) -> bool:
+        known = self._nodes.get(node)
+        return known is not None and known.loss is None
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -356,7 +365,7 @@ class ProcessGroupEngine:
             if node.listener is not None:
                 node.listener.join(1.0)
             if node.loss is None:
-                node.give_up(NodeLost(f"node {node.number} was told to leave", node.number))
+                node.give_up(NodeLost("it was told to leave", node.number))
             node.link = None
 
     def close(self, timeout_s: float) -> None:
@@ -430,7 +439,9 @@ class _NodeServer:
             self._node.close()
         self._link.close()
         if self._lost is not None:
-            raise NodeLost(f"node {self._ticket.node} has lost its driver: {self._lost}", self._ticket.node)
+            where = self._ticket.where
+            driver = f"its driver ({where['address']}, port {where['port']})"
+            raise NodeLost(f"node {self._ticket.node} has lost {driver}: {self._lost}", self._ticket.node)
 
     def _check_secret(self, secret: str) -> None:
         nonce = secrets.token_hex(16)
@@ -550,11 +561,10 @@ class DistributedCollector(NodesCollector):
 
     def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
         own = take_launch_arguments(others)
-        own["backend"] = others.pop("backend", None) or "gloo"
+        own["backend"] = others.pop("backend", None) or os.environ.get(BACKEND_VARIABLE, "gloo")
         own["secret"] = others.pop("secret", None)
         own["node_timeout_s"] = float(others.pop("node_timeout_s", 8.0))
-        if own["backend"] not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {own['backend']!r}")
+        check_backend(own["backend"])
         return own
 
     def _make_engine(self, num_nodes: int, **own: Any) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,6 +26,7 @@ from swath.workers.channel import Packed, pack, unpack
 DEFAULT_REMOTE_CONFIG: dict[str, Any] = {"num_cpus": 1}
 #: Weights are applied while a batch is collected, so they need a thread of their own.
 _CONTROL = "control"
+_WATCH = "watch"
 
 
 class _Actor:
@@ -32,6 +34,7 @@ class _Actor:
 
     def __init__(self) -> None:
         self._node: Node | None = None
+        self._closing = threading.Event()
 
     def make(self, plan: bytes) -> Any:
         def make() -> NodeDescription:
@@ -55,7 +58,12 @@ class _Actor:
         node = self._node
         return _attempt(lambda: pickling.dumps(node.call(*cloudpickle.loads(request))))
 
+    def stay(self) -> None:
+        """Returns when the node closes; so whoever waits for it learns of the actor's end, however it came."""
+        self._closing.wait()
+
     def close(self) -> None:
+        self._closing.set()
         if self._node is not None:
             self._node.close()
 
@@ -80,6 +88,8 @@ class RayEngine:
         self._started_ray = start_ray(ray_init_config)
         self.actors: dict[int, Any] = {}
         self._promises: set[Future[Any]] = set()
+        #: Done when an actor has ended.
+        self._stays: dict[int, Future[None]] = {}
         self._closed = False
 
     def launch(self, plan: NodePlan) -> Future[NodeDescription]:
@@ -88,10 +98,12 @@ class RayEngine:
         class SwathNode(_Actor):
             set_weights = ray.method(concurrency_group=_CONTROL)(_Actor.set_weights)
             close = ray.method(concurrency_group=_CONTROL)(_Actor.close)
+            stay = ray.method(concurrency_group=_WATCH)(_Actor.stay)
 
         config = {**DEFAULT_REMOTE_CONFIG, **self._configs[plan.node % len(self._configs)]}
-        remote = ray.remote(**config, max_restarts=0, concurrency_groups={_CONTROL: 1})(SwathNode)
+        remote = ray.remote(**config, max_restarts=0, concurrency_groups={_CONTROL: 1, _WATCH: 1})(SwathNode)
         actor = self.actors[plan.node] = remote.remote()
+        self._stays[plan.node] = self._promise(plan.node, actor.stay.remote())
         return self._promise(plan.node, actor.make.remote(pickling.dumps_with_path(plan)))
 
     def collect(self, node: int, order: Order) -> Future[tuple[Report, Bytes | None]]:
@@ -111,7 +123,7 @@ class RayEngine:
         if actor is not None:
             return self._promise(node, getattr(actor, method).remote(*args), read)
         gone: Future[Any] = Future()
-        gone.set_exception(NodeLost(f"node {node} is gone", node))
+        gone.set_exception(NodeLost("it was ended", node))
         return gone
 
     def _promise(self, node: int, reference: Any, read: Any = None) -> Future[Any]:
@@ -142,8 +154,11 @@ class RayEngine:
             error, (known.RayActorError, known.NodeDiedError, known.ObjectLostError, known.WorkerCrashedError)
         ):
             words = " ".join(line.strip() for line in str(error).splitlines()[:1] if line.strip())
-            return NodeLost(f"node {node} was lost: {words}", node)
+            return NodeLost(words, node)
         return error
+
+    def is_there(self, node: int) -> bool:
+        return node in self.actors and not self._stays[node].done()
 
     def end(self, node: int) -> None:
         actor = self.actors.pop(node, None)

@@ -49,20 +49,21 @@ class Member:
     def who(self) -> str:
         return f"node {self.node} ({self.about.host}, pid {self.about.pid})"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, is_there: bool) -> dict[str, Any]:
         last = self.last
+        env_share = 0.0 if last is None else last.env_share
         return {
             "node": self.node,
             "host": self.about.host,
             "pid": self.about.pid,
-            "alive": self.alive,
+            "alive": is_there,
             "restarts": self.restarts,
             "frames": self.frames,
             "batches": self.batches,
             "fps": self.frames / self.busy_s if self.busy_s else 0.0,
             "busy_s": self.busy_s,
-            "env_s": 0.0 if last is None else last.env_s,
-            "policy_s": 0.0 if last is None else last.policy_s,
+            "env_s": self.busy_s * env_share,
+            "policy_s": self.busy_s * (1 - env_share),
             "policy_version": 0 if last is None else last.policy_version,
             "orders_under_way": len(self.pending),
         }
@@ -92,6 +93,14 @@ class Arrival(NamedTuple):
     order: Order
     report: Report
     payload: Bytes | None
+
+
+def _named(member: Member, error: Exception) -> Exception:
+    """An engine's ``NodeLost`` says why; this one says who and where, too."""
+    if not isinstance(error, NodeLost) or error.pid is not None:
+        return error
+    about = member.about
+    return NodeLost(f"{member.who} was lost: {str(error).rstrip('.')}.", member.node, about.host, about.pid)
 
 
 class Roster:
@@ -162,9 +171,10 @@ class Roster:
                 "(start_timeout_s=); are there enough resources for all nodes?",
                 plan.node,
             ) from None
+        except NodeLost as lost:
+            raise NodeLost(f"node {plan.node} of {self.engine.name} did not start: {lost}", plan.node) from None
         except Exception as error:
-            if not isinstance(error, NodeLost):
-                error.add_note(f"swath: raised while node {plan.node} of {self._owner} was made")
+            error.add_note(f"swath: raised while node {plan.node} of {self._owner} was made")
             raise
 
     def _require_alike(self, member: Member) -> None:
@@ -223,6 +233,18 @@ class Roster:
 
     # -- questions -------------------------------------------------------------------------------------------------
 
+    def describe(self) -> list[dict[str, Any]]:
+        """A line for each node."""
+        open_still = not self._closed.is_set()
+        return [m.describe(open_still and m.alive and self.engine.is_there(m.node)) for m in self.members]
+
+    def call(self, member: Member, name: str, *args: Any, **kwargs: Any) -> Any:
+        """What a node answers that was just started: if it is gone, nothing is done about it here."""
+        try:
+            return interruptible(self.engine.call(member.node, name, *args, **kwargs).result)
+        except NodeLost as lost:
+            raise _named(member, lost) from None
+
     @ctrl_c_waits
     def ask(self, member: Member, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """What a node answers, in a list; an empty one if it is gone, and collection goes on. One that was started
@@ -264,6 +286,7 @@ class Roster:
         if self._closed.is_set():
             raise CollectorClosed("the collector was shut down") from None
         orders = list(member.pending.values())
+        error = _named(member, error)
         while member.restarts < self._loss.restarts and self.engine.restarts:
             member.restarts += 1
             try:
@@ -304,7 +327,10 @@ class Roster:
         )
         deadline = time.monotonic() + self._start_timeout_s
         member.about = self._started(member.plan, self.engine.launch(member.plan), deadline)
-        self._welcome(member)
+        try:
+            self._welcome(member)
+        except NodeLost as again:
+            raise _named(member, again) from None
         member.batches_since_weights = 0
         member.unfinished = None
         warnings.warn(

@@ -266,7 +266,7 @@ class RPCEngine:
         except Exception as error:
             for node, future in self._started.items():
                 if not future.done():
-                    future.set_exception(NodeLost(f"node {node} could not be reached: {error}", node))
+                    future.set_exception(NodeLost(str(error), node))
 
     def _watch(self) -> None:
         """Processes that end by themselves, which RPC notices only if something is under way; and nodes cut off."""
@@ -284,7 +284,7 @@ class RPCEngine:
         with self._lock:
             if node in self._lost:
                 return
-            loss = self._lost[node] = NodeLost(f"node {node} was lost: {why}.", node)
+            loss = self._lost[node] = NodeLost(why, node)
             pending, self._pending[node] = self._pending[node], set()
         for future in [*pending, self._started[node]]:
             if not future.done():
@@ -350,6 +350,9 @@ class RPCEngine:
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
         return self._ask(node, _call, pickling.dumps((name, args, kwargs)), read=cloudpickle.loads)
+
+    def is_there(self, node: int) -> bool:
+        return not self._closed.is_set() and node not in self._lost
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
