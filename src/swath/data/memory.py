@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from swath.data.tracks import NUM_COUNTERS, Tracks
+from swath.disk import disk_full, is_full, reserve, show_bytes
 from swath.errors import OutOfSharedMemory
 from swath.rollout.layout import Field, Key
-from swath.workers.memory import free_bytes, map_descriptor, new_descriptor, show_bytes
+from swath.workers.memory import free_bytes, map_descriptor, new_descriptor
 
 _ALIGNMENT = 64
 
@@ -69,11 +70,25 @@ class FrameLayout:
 
     @classmethod
     def from_json(cls, text: str) -> FrameLayout:
-        content = json.loads(text)
-        fields = tuple(
-            Field(tuple(f["key"]), torch.Size(f["shape"]), getattr(torch, f["dtype"])) for f in content["fields"]
-        )
-        return cls(fields, content["num_tracks"], content["length"])
+        """What a file says may be anything: a layout that cannot be is an error."""
+        try:
+            content = json.loads(text)
+            fields = tuple(
+                Field(tuple(map(str, f["key"])), torch.Size(map(_count, f["shape"])), _DTYPES[f["dtype"]])
+                for f in content["fields"]
+            )
+            return cls(fields, _count(content["num_tracks"]), _count(content["length"]))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"this is no layout of a replay buffer: {error!r}") from error
+
+
+_DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
 
 
 def _aligned(num_bytes: int) -> int:
@@ -115,14 +130,14 @@ class FrameMemory:
     def private(cls, layout: FrameLayout, device: torch.device) -> FrameMemory:
         """Of this process; the only one that may be on a device."""
         tracks = Tracks(np.zeros((NUM_COUNTERS, layout.num_tracks), dtype=np.int64), layout.length)
-        _require(layout.num_bytes if device.type == "cpu" else 0, free_bytes(), "memory")
+        _require(layout.num_bytes if device.type == "cpu" else 0, free_bytes())
         leaves = {f.key: torch.zeros((layout.capacity, *f.shape), dtype=f.dtype, device=device) for f in layout.fields}
         return cls(layout, tracks, leaves)
 
     @classmethod
     def shared(cls, layout: FrameLayout) -> FrameMemory:
         """Without a name: it goes when the last process lets go of it."""
-        _require(layout.num_bytes, free_bytes(), "memory")
+        _require(layout.num_bytes, free_bytes())
         descriptor = new_descriptor("swath-buffer")
         os.ftruncate(descriptor, layout.num_bytes)
         return cls.of_descriptor(layout, descriptor)
@@ -137,11 +152,25 @@ class FrameMemory:
     def in_folder(cls, layout: FrameLayout, folder: Path) -> FrameMemory:
         """A new file. It counts once ``keep_in`` was called: until then, what was there before does."""
         folder.mkdir(parents=True, exist_ok=True)
-        _require(layout.num_bytes, shutil.disk_usage(folder).free, "disk")
         taken = [int(path.stem.removeprefix(_FRAMES)) for path in folder.glob(f"{_FRAMES}*.bin")]
         path = folder / f"{_FRAMES}{max(taken, default=0) + 1}.bin"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        os.ftruncate(descriptor, layout.num_bytes)
+        try:
+            return cls._of_file(layout, descriptor, path)
+        except BaseException:
+            path.unlink()  # it may have taken what was left of the disk
+            raise
+
+    @classmethod
+    def _of_file(cls, layout: FrameLayout, descriptor: int, path: Path) -> FrameMemory:
+        try:
+            # All of it, now: else it is a SIGBUS when the disk is full, whoever filled it.
+            reserve(descriptor, layout.num_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            if not is_full(error):
+                raise
+            raise disk_full("the replay buffer needs", layout.num_bytes, path.parent, _ADVICE, error) from error
         made = cls.of_descriptor(layout, descriptor)
         made.path = path
         return made
@@ -159,16 +188,20 @@ class FrameMemory:
     @classmethod
     def from_folder(cls, folder: Path) -> FrameMemory:
         """What an earlier program left there."""
-        content = json.loads((folder / LAYOUT_FILE).read_text())
-        layout, path = FrameLayout.from_json(content["layout"]), folder / content["file"]
+        try:
+            content = json.loads((folder / LAYOUT_FILE).read_text())
+            name, layout = str(content["file"]), FrameLayout.from_json(content["layout"])
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{folder} does not hold a buffer: {LAYOUT_FILE} is damaged ({error!r})") from error
+        path = folder / name
+        if not _FRAMES_FILE.fullmatch(name) or path.is_symlink():
+            raise ValueError(f"{folder} does not hold a buffer: its frames would be elsewhere, in {name!r}")
         found = path.stat().st_size
         if found != layout.num_bytes:
             raise ValueError(
                 f"{folder} does not hold a buffer: {path.name} has {found:,} bytes and should have {layout.num_bytes:,}"
             )
-        made = cls.of_descriptor(layout, os.open(path, os.O_RDWR))
-        made.path = path
-        return made
+        return cls._of_file(layout, os.open(path, os.O_RDWR), path)
 
     def __del__(self) -> None:
         if self.__dict__.get("descriptor") is not None:
@@ -185,12 +218,15 @@ def as_array(leaf: torch.Tensor) -> np.ndarray | None:
 
 LAYOUT_FILE = "layout.json"
 _FRAMES = "frames-"
+_FRAMES_FILE = re.compile(_FRAMES + r"[0-9]+\.bin")
+_ADVICE = (
+    "lower its max_size, leave the observations out of 'next' (the collector's compact_obs=True), or use a "
+    "LazyMemmapStorage on a larger disk"
+)
 
 
-def _require(num_bytes: int, free: int | None, what: str) -> None:
+def _require(num_bytes: int, free: int | None) -> None:
     if free is not None and num_bytes > free:
         raise OutOfSharedMemory(
-            f"the replay buffer needs {show_bytes(num_bytes)} of {what}, and {show_bytes(free)} are free; lower its "
-            "max_size, leave the observations out of 'next' (the collector's compact_obs=True), or use a "
-            "LazyMemmapStorage on a larger disk"
+            f"the replay buffer needs {show_bytes(num_bytes)} of memory, and {show_bytes(free)} are free; {_ADVICE}"
         )
