@@ -7,9 +7,11 @@ a file is mapped, or data is written by calls that can fail; either way it is an
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from swath.errors import DiskFull
 
@@ -27,6 +29,16 @@ def reserve(descriptor: int, num_bytes: int) -> None:
         os.posix_fallocate(descriptor, 0, num_bytes)
     elif about.st_size < num_bytes:  # macOS
         os.ftruncate(descriptor, num_bytes)
+
+
+def write_all(file: io.FileIO, data: Any, at: int) -> int:
+    """Write bytes at a place of a file; how many. Raises OSError where there is no room, unlike a mapped file."""
+    view = memoryview(data)
+    file.seek(at)
+    done = 0
+    while done < len(view):
+        done += file.write(view[done:])
+    return done
 
 
 def is_full(error: OSError) -> bool:
