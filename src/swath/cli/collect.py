@@ -138,7 +138,7 @@ class _Session:
             seconds,
             "error" if failure is not None else name,
             failure,
-            max(0, meter.shown - writer.frames),
+            max(0, meter.read().frames - writer.frames),
         )
 
     def _is_stopping(self) -> bool:
