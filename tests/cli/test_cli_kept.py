@@ -123,7 +123,7 @@ def test_frames_that_cannot_be_put_in_order_stay_as_they_came(swath_here: Any, m
     result = swath_here("collect", "my_envs:Failing-v0", "--frames", "1k", "--envs", "2", "--out", "data")
     assert result.code == 1
     assert "kept 120 of 1,000 frames in data (marked incomplete)" in result.stderr
-    assert "could not be put in order on disk (No space left on device); swath.load does it in memory" in result.stderr
+    assert "it is not in its final form (No space left on device); swath.load opens it all the same" in result.stderr
     data = swath.load("data")
     assert data.metadata["frames_per_env"] == [60, 60]
     assert data.metadata["stopped_by"] == "error"
@@ -154,7 +154,7 @@ def test_frames_that_were_shown_are_kept_or_said_to_be_lost(swath_here: Any, syn
     counts = data.metadata["frames_per_env"]
     if sync:  # all envs of a batch have the same number of steps
         assert 30 <= counts[0] == counts[1] < 60
-        assert " later ones, of batches that were not delivered, are lost" in result.stderr
+        assert " later ones, not yet written, are lost" in result.stderr
     else:
         assert 30 <= min(counts) < max(counts) == 60
         assert "are lost" not in result.stderr
@@ -165,5 +165,5 @@ def test_frames_that_were_shown_are_kept_or_said_to_be_lost(swath_here: Any, syn
 def test_frames_that_died_with_a_worker_are_said_to_be_lost(swath_here: Any) -> None:
     result = swath_here("collect", "my_envs:Dying-v0", "--frames", "1k", "--workers", "1", "--out", "data")
     assert result.code == 1
-    assert "nothing was collected, so nothing was saved; 60 frames, of batches" in result.stderr
+    assert "nothing was collected, so nothing was saved; 60 frames, not yet written, are lost" in result.stderr
     assert entries() == set()

@@ -22,7 +22,7 @@ class Outcome:
     seconds: float
     stopped_by: StoppedBy | None = None
     error: BaseException | None = None
-    #: Frames that had been shown and were lost: of batches that nobody delivered.
+    #: Frames that were taken, and may have been shown, and did not come to be written.
     lost: int = 0
 
     @classmethod

@@ -95,7 +95,7 @@ def load_lines(out: str) -> list[str]:
 
 def kept_line(outcome: Outcome, out: str) -> str:
     """What is left of a collection that did not end as planned."""
-    lost = f"; {outcome.lost:,} later ones, of batches that were not delivered, are lost" if outcome.lost else ""
+    lost = f"; {outcome.lost:,} later ones, not yet written, are lost" if outcome.lost else ""
     if not outcome.frames:
         return f"nothing was collected, so nothing was saved{lost.replace('later ones', 'frames')}"
     if outcome.complete:
