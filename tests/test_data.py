@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import threading
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from programs import WarmProgram
+from small_disk import ON_A_SMALL_DISK
 from swath.data import (
     ImmutableDatasetWriter,
     LazyMemmapStorage,
@@ -607,6 +610,84 @@ def test_what_was_committed_is_there_after_a_kill(kind: str, lines: int, tmp_pat
     assert torch.equal(rb[:]["y"], x.unsqueeze(1).expand(-1, 64))
     rb.extend(TensorDict(x=x[:10], y=x[:10].unsqueeze(1).expand(10, 64), batch_size=10))
     assert torch.equal(rb[:]["x"][-10:], x[:10])
+
+
+_FILLS = """
+import os
+import torch
+from tensordict import TensorDict
+from swath.data import LazyMemmapStorage, ReplayBuffer
+from swath.errors import DiskFull
+
+def rows(count):
+    return TensorDict(x=torch.ones(count, 1000, dtype=torch.uint8), batch_size=count)
+
+path, how = sys.argv[1:]
+rb = ReplayBuffer(storage=LazyMemmapStorage(600, scratch_dir=path, existsok=True))
+if how == "before":
+    with open(path + "/other", "wb") as file:
+        file.write(bytes(700_000))
+    try:
+        rb.extend(rows(10))
+    except DiskFull as error:
+        print(error)
+    print(sorted(os.listdir(path)))
+else:
+    rb.extend(rows(10))
+    try:
+        with open(path + "/other", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(10_000))
+    except OSError:
+        pass
+    rb.extend(rows(600))
+    print(len(rb), int(rb[:]["x"].sum()))
+"""
+
+
+def test_a_buffer_in_a_file_has_its_room_whoever_fills_the_disk(tmp_path: Path) -> None:
+    with WarmProgram(ON_A_SMALL_DISK + _FILLS, str(tmp_path), "1000000", str(tmp_path), "after") as program:
+        stdout, stderr = program.communicate()
+    assert (program.returncode, stdout) == (0, "600 600000\n"), stderr
+
+
+def test_a_buffer_that_the_disk_has_no_room_for_says_needed_and_free(tmp_path: Path) -> None:
+    with WarmProgram(ON_A_SMALL_DISK + _FILLS, str(tmp_path), "1000000", str(tmp_path), "before") as program:
+        stdout, stderr = program.communicate()
+    assert program.returncode == 0, stderr
+    message, left = stdout.splitlines()
+    assert re.search(r"needs 600\.\d kB of disk, and \d\d\d\.\d kB are free; lower its max_size", message)
+    assert left == "['other']"
+
+
+@pytest.mark.parametrize("change", ["absolute", "above", "link", "huge", "negative", "dtype", "list", "short"])
+def test_a_folder_that_somebody_prepared_is_no_buffer(tmp_path: Path, change: str) -> None:
+    outside = tmp_path / "outside.bin"
+    folder = tmp_path / "rb"
+    ReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir=folder)).extend(numbers(0, 8))
+    file, frames = folder / "layout.json", folder / "frames-1.bin"
+    outside.write_bytes(frames.read_bytes())
+    content = json.loads(file.read_text())
+    layout = json.loads(content["layout"])
+    if change in ("absolute", "above"):
+        content["file"] = str(outside) if change == "absolute" else "../outside.bin"
+    elif change == "link":
+        frames.unlink()
+        frames.symlink_to(outside)
+    elif change == "huge":
+        layout["length"] = 10**18
+    elif change == "negative":
+        layout["length"], layout["num_tracks"] = -8, -1
+    elif change == "dtype":
+        layout["fields"][0]["dtype"] = "load"
+    elif change == "short":
+        frames.write_bytes(frames.read_bytes()[:-1])
+    content["layout"] = json.dumps(layout)
+    file.write_text(json.dumps([content] if change == "list" else content))
+    before = outside.read_bytes(), frames.stat().st_size
+    with pytest.raises(ValueError, match="does not hold a buffer"):
+        LazyMemmapStorage(8, scratch_dir=folder, existsok=True)
+    assert (outside.read_bytes(), frames.stat().st_size) == before
 
 
 # -- parts that are exchanged ------------------------------------------------------------------------------------------

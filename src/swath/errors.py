@@ -23,6 +23,7 @@
     │   ├── ServerDied                       … its process was killed, or its thread has ended
     │   └── NoFreeSlot                       … it has as many clients as it has slots
     ├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
+    ├── DiskFull (OSError)                   no room on the disk for what is to be written
     ├── UnsupportedPlatform (NotImplementedError)  this system, or processor, lacks what something needs
     └── NoLength (RuntimeError, TypeError)   len() of a collector that cannot know it
 
@@ -33,9 +34,12 @@ An exception that a user's env or policy raises is not wrapped: it keeps its typ
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "BackgroundFailed",
     "CollectorClosed",
+    "DiskFull",
     "EnvBusy",
     "EnvClosed",
     "EnvDataError",
@@ -164,6 +168,14 @@ class NoFreeSlot(InferenceError):
 
 class OutOfSharedMemory(SwathError, MemoryError):
     """There is no room, or no descriptor, for memory that workers share."""
+
+
+class DiskFull(SwathError, OSError):
+    """There is no room on the disk; the message says what is needed and what is free. ``errno`` is the system's."""
+
+    def __init__(self, message: str = "", number: int = errno.ENOSPC) -> None:
+        super().__init__(message)
+        self.errno = number
 
 
 class UnsupportedPlatform(SwathError, NotImplementedError):

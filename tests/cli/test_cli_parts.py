@@ -15,14 +15,13 @@ from rich.console import Console
 from tensordict import TensorDict
 
 import swath
-from command_checks import entries
 from swath.cli.episodes import Tally
 from swath.cli.options import parse_count, parse_seed
 from swath.cli.progress import Meter, WorkersMeter, short, show_episodes
 from swath.cli.stopping import StopRequest
-from swath.cli.target import show_bytes
 from swath.cli.worker_table import busy_share, worker_table
 from swath.cli.writer import ArrivalWriter
+from swath.disk import show_bytes
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_odd_numbers(value: float, shown: str) -> None:
     assert short(value) == shown
 
 
-@pytest.mark.parametrize(("count", "shown"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")])
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")])
 def test_sizes(count: float, shown: str) -> None:
     assert show_bytes(count) == shown
 
@@ -139,6 +138,7 @@ def test_signals_wait_for_what_must_be_done_whole() -> None:
         assert stop.collection_stopped()
         with stop.held_off():
             signal.raise_signal(signal.SIGINT)
+        assert stop.in_a_hurry  # it was not lost
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is not stop._receive
@@ -157,20 +157,21 @@ def arrived(*pieces: tuple[int, range], length: int = 5) -> TensorDict:
 
 @pytest.mark.parametrize("planned", [31, 40])
 def test_frames_of_envs_that_advance_unevenly_are_put_in_order(tmp_path: Path, planned: int) -> None:
-    writer = ArrivalWriter(tmp_path, planned, 4)
+    writer = ArrivalWriter(tmp_path, planned, 4, lambda frame: None)
     writer.add(arrived((2, range(7))))
     writer.add(arrived((0, range(3))))
     writer.add(arrived((2, range(7, 20))))
     writer.add(arrived((3, range(4)), (0, range(3, 6)), (3, range(4, 5))))
     assert writer.episodes.statistics.frames == 31
-    writer.finish()
+    writer.close()
+    writer.put_together(tmp_path / "done")
     assert writer.frames_per_env == [6, 0, 20, 5]
     steps = [*range(6), *range(2000, 2020), *range(3000, 3005)]
-    frames = TensorDict.load_memmap(tmp_path / "frames")
+    frames = TensorDict.load_memmap(tmp_path / "done" / "frames")
     assert frames["step"].tolist() == steps
     assert set(frames["collector"].keys()) == {"traj_ids"}
-    with (tmp_path / "episodes.csv").open(newline="") as file:
+    with (tmp_path / "done" / "episodes.csv").open(newline="") as file:
         rows = [(int(row["env"]), int(row["start"]), int(row["length"])) for row in csv.DictReader(file)]
     ended = [(2, 6, 5), (2, 11, 5), (2, 16, 5), (2, 21, 5), (0, 0, 5), (3, 26, 5)]
     assert rows == [*ended, (0, 5, 1)]
-    assert entries() == {"episodes.csv", "frames"}
+    assert {path.name for path in (tmp_path / "done").iterdir()} == {"episodes.csv", "frames"}

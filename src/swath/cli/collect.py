@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swath import platforms
@@ -18,9 +20,11 @@ from swath.cli.options import CollectOptions
 from swath.cli.policy import import_from_here, split_name
 from swath.cli.progress import Meter, Screen, WorkersMeter, make_screen
 from swath.cli.stopping import StopRequest
-from swath.cli.target import Target, folder_size
+from swath.cli.target import Target, flush, folder_size
 
 if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
     from swath.cli.build import Setup
     from swath.cli.outcome import Outcome
     from swath.cli.writer import DatasetWriter
@@ -49,7 +53,7 @@ class _Session:
         self._stop = stop
         self._stdout = stdout
         self._screen: Screen = Screen(options)
-        self._has_frames = False
+        self._frames = 0
         #: After a second Ctrl-C.
         self._in_a_hurry = False
 
@@ -73,12 +77,25 @@ class _Session:
         setup = set_up(options, self._stop)
         try:
             target.check_space(setup.bytes_per_frame * options.frames, is_twice=not options.evenly)
-            writer = writer_class(target.beside, options.frames, options.envs)
-            outcome = self._collect(setup.collector, writer)
+            writer = writer_class(target.beside, options.frames, options.envs, lambda frame: self._begin(setup, frame))
+            try:
+                outcome = self._collect(setup.collector, writer)
+            finally:
+                writer.close()
             return self._save(outcome, writer, setup)
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # an env that does not close must not undo what was saved
                 setup.collector.shutdown(timeout=0.0 if self._in_a_hurry else None, raise_on_error=False)
+
+    def _begin(self, setup: Setup, frame: TensorDictBase) -> None:
+        """What is in ``frame`` will be written: from here on the folder can be opened, even after a kill."""
+        from swath.cli.metadata import describe_stored, write_metadata
+        from swath.cli.outcome import Outcome
+
+        setup.specs["stored"] = describe_stored(frame)
+        nothing = Outcome.of_nothing(self._options.frames, self._options.envs)
+        frames_per_batch = setup.collector.requested_frames_per_batch
+        write_metadata(self._target.beside, self._options, nothing, frames_per_batch, setup.specs)
 
     def _collect(self, collector: BaseCollector, writer: DatasetWriter) -> Outcome:
         from swath.cli.outcome import Outcome
@@ -103,12 +120,16 @@ class _Session:
                 batch = collector.partial_batch
             if batch is None or not batch.batch_size.numel():  # TensorDict.numel() is never 0
                 break
-            with stop.held_off():
-                writer.add(batch)
-            self._has_frames = True
+            try:
+                with stop.held_off():
+                    writer.add(batch)
+            except Exception as error:  # a full disk, say; what was written before is whole
+                failure = failure or error
+            self._frames = writer.frames
+            self._in_a_hurry |= stop.in_a_hurry
         name: Any = None if stop.signal is None else stop.signal.name
         seconds = meter.seconds
-        writer.finish()
+        writer.close()
         return Outcome(
             writer.frames,
             options.frames,
@@ -117,6 +138,7 @@ class _Session:
             seconds,
             "error" if failure is not None else name,
             failure,
+            max(0, meter.read().frames - writer.frames),
         )
 
     def _is_stopping(self) -> bool:
@@ -128,25 +150,40 @@ class _Session:
         return self._in_a_hurry or (self._is_stopping() and self._options.evenly)
 
     def _save(self, outcome: Outcome, writer: DatasetWriter, setup: Setup) -> int:
-        from swath.cli.metadata import describe_stored, write_metadata
-
-        options, target = self._options, self._target
+        target = self._target
         frames_per_batch = setup.collector.requested_frames_per_batch
-        num_bytes = 0
-        if writer.example is not None:
-            specs = {**setup.specs, "stored": describe_stored(writer.example)}
-            write_metadata(target.beside, options, outcome, frames_per_batch, specs)
-            num_bytes = folder_size(target.beside)
-            target.flush()
+        num_bytes, failure = 0, None
+        if writer.frames:
+            folder, failure = self._put_together(outcome, writer, setup)
+            num_bytes = folder_size(folder) if failure is None else writer.num_bytes
             with self._stop.held_off():
-                target.publish()
+                target.publish(folder)
         else:
             target.discard()
         self._screen.close()
-        self._report(outcome, num_bytes, frames_per_batch)
+        self._report(outcome, num_bytes, frames_per_batch, failure)
         return outcome.exit_code
 
-    def _report(self, outcome: Outcome, num_bytes: int, frames_per_batch: int) -> None:
+    def _put_together(self, outcome: Outcome, writer: DatasetWriter, setup: Setup) -> tuple[Path, OSError | None]:
+        """The folder that is the dataset. If one in order cannot be had (a full disk), it is what was written."""
+        from swath.cli.metadata import write_metadata
+
+        target, frames_per_batch = self._target, setup.collector.requested_frames_per_batch
+        folder = target.beside / "finished"
+        try:
+            writer.put_together(folder)
+            write_metadata(folder, self._options, outcome, frames_per_batch, setup.specs)
+            flush(folder)
+            return folder, None
+        except OSError as error:
+            failure = error
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # then it says what it said at the beginning
+            write_metadata(target.beside, self._options, outcome, frames_per_batch, setup.specs)
+        flush(target.beside)
+        return target.beside, failure
+
+    def _report(self, outcome: Outcome, num_bytes: int, frames_per_batch: int, disorder: OSError | None = None) -> None:
         from swath.cli.summary import kept_line, print_summary
 
         options = self._options
@@ -155,6 +192,8 @@ class _Session:
             self._complain(describe(outcome.error), outcome.error)
         if outcome.error is not None or not outcome.complete:
             _say(stopped_by.get(outcome.stopped_by or "", "") + kept_line(outcome, options.out))
+        if disorder is not None:
+            _say(f"it is not in its final form ({disorder.strerror}); swath.load opens it all the same")
         if options.json:
             saved = {"out": options.out, "bytes": num_bytes} if outcome.frames else {"out": None, "bytes": 0}
             self._print_json({**outcome.as_dict(), **saved, "exit_code": outcome.exit_code})
@@ -176,7 +215,7 @@ class _Session:
     def failed(self, error: Exception) -> int:
         self._screen.close()
         lines, code = explain_setup(error, self._options.env_id)
-        if self._has_frames:
+        if self._frames:
             code = FAILED
             lines.append(self._leftover())
         else:
@@ -190,8 +229,9 @@ class _Session:
         """Say where unfinished files are; they are removed only where there is nothing in them."""
         if self._target.published:
             return f"the frames are saved in {self._options.out}"
-        if self._has_frames:
-            return f"the frames were not moved to {self._options.out}; they are in {self._target.given_beside}"
+        if self._frames:
+            beside = self._target.given_beside
+            return f"the frames were not moved to {self._options.out}; they are in {beside}, and swath.load opens them"
         self._target.discard()
         return "nothing was saved"
 
@@ -204,7 +244,11 @@ class _Session:
             print(f"  {line}", file=sys.stderr)
 
     def _print_nothing(self, error: str, code: int) -> None:
-        self._print_json({"complete": False, "error": error, "frames": 0, "out": None, "exit_code": code})
+        """Nothing was saved, or not where it should be."""
+        out = None
+        if self._frames:
+            out = self._options.out if self._target.published else self._target.given_beside
+        self._print_json({"complete": False, "error": error, "frames": self._frames, "out": out, "exit_code": code})
 
     def _print_json(self, result: dict[str, Any]) -> None:
         with _reader_may_leave(self._stdout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from swath.dataset import EPISODE_COLUMNS
+from swath.disk import write_all
 
 RECENT = 100
 
@@ -73,6 +75,32 @@ class EpisodeStatistics:
         return sum(returns) / len(recent), sum(lengths) / len(recent)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """An episode that ended, or was under way at the end; ``start`` is counted within its env."""
+
+    env: int
+    traj_id: int
+    start: int
+    length: int
+    episode_return: float
+    terminated: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class _News:
+    """What some steps of envs that follow each other bring; nothing is counted before it is accepted."""
+
+    envs: slice
+    num_steps: int
+    ended: list[Ended]
+    # Of each env's episode that is under way then:
+    starts: np.ndarray
+    returns: np.ndarray
+    traj_ids: np.ndarray
+
+
 class EpisodeLog:
     """Writes a row when an episode ends.
 
@@ -84,9 +112,9 @@ class EpisodeLog:
     def __init__(self, path: Path, offsets: np.ndarray) -> None:
         self._path = path
         self._offsets = offsets
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._rows = csv.writer(self._file, lineterminator="\n")
-        self._rows.writerow(EPISODE_COLUMNS)
+        self._file = io.FileIO(path, "w")
+        #: Of the file; what is behind it does not count.
+        self.num_bytes = write_all(self._file, _as_csv([list(EPISODE_COLUMNS)]), 0)
         # Of each env's episode under way:
         self._starts = np.zeros(len(offsets), dtype=np.int64)
         self._returns = np.zeros(len(offsets))
@@ -94,9 +122,10 @@ class EpisodeLog:
         self._steps = np.zeros(len(offsets), dtype=np.int64)
         self.statistics = EpisodeStatistics()
 
-    def add(self, batch: TensorDictBase, first_env: int = 0) -> None:
-        """The next steps ``[envs, steps]`` of some envs that follow each other."""
+    def look(self, batch: TensorDictBase, first_env: int = 0) -> _News:
+        """At the next steps ``[envs, steps]`` of some envs that follow each other."""
         num_envs, num_steps = batch.shape
+        envs = slice(first_env, first_env + num_envs)
         outcome = batch.get("next")
         rewards = outcome.get("reward").reshape(num_envs, num_steps, -1).double().sum(-1).numpy()
         terminated = _flags(outcome.get("terminated"))
@@ -104,57 +133,69 @@ class EpisodeLog:
         truncated = _flags(outcome.get("truncated")) if "truncated" in outcome.keys() else done & ~terminated  # noqa: SIM118
         traj_ids = batch.get(("collector", "traj_ids")).numpy()
         first = np.zeros(num_envs, dtype=np.int64)
+        starts, returns, before = self._starts[envs].copy(), self._returns[envs].copy(), self._steps[envs]
+        ended = []
         for step, row in np.argwhere(done.T).tolist():  # in the order of time
-            env = first_env + row
-            episode_return = self._returns[env] + rewards[row, first[row] : step + 1].sum()
-            start = self._starts[env]
-            end = self._steps[env] + step + 1
-            self._write(
-                env,
-                traj_ids[row, step],
-                start,
-                end - start,
-                episode_return,
-                terminated[row, step],
-                truncated[row, step],
-            )
-            self.statistics.add(float(episode_return), int(end - start))
-            self._returns[env] = 0.0
-            self._starts[env] = end
-            first[row] = step + 1
+            episode_return = float(returns[row] + rewards[row, first[row] : step + 1].sum())
+            start, end = int(starts[row]), int(before[row]) + step + 1
+            flags = bool(terminated[row, step]), bool(truncated[row, step])
+            ended.append(Ended(first_env + row, int(traj_ids[row, step]), start, end - start, episode_return, *flags))
+            returns[row], starts[row], first[row] = 0.0, end, step + 1
         for row in range(num_envs):
-            self._returns[first_env + row] += rewards[row, first[row] :].sum()
-            self._traj_ids[first_env + row] = traj_ids[row, -1]
-        self._steps[first_env : first_env + num_envs] += num_steps
-        self.statistics.frames += num_envs * num_steps
+            returns[row] += rewards[row, first[row] :].sum()
+        return _News(envs, num_steps, ended, starts, returns, traj_ids[:, -1])
 
-    def _write(
-        self, env: int, traj_id: int, start: int, length: int, episode_return: float, terminated: Any, truncated: Any
-    ) -> None:
-        flags = ["true" if flag else "false" for flag in (terminated, truncated)]
-        self._rows.writerow(
-            [env, int(traj_id), int(self._offsets[env] + start), int(length), float(episode_return), *flags]
-        )
+    def write(self, news: _News) -> int:
+        """Write rows behind those that count; how long the file is then."""
+        rows = _as_csv([_row(episode, self._offsets) for episode in news.ended])
+        return self.num_bytes + write_all(self._file, rows, self.num_bytes)
 
-    def finish(self, offsets: np.ndarray) -> None:
-        """Add the episodes under way, and close; ``offsets`` are where the frames of each env start after all."""
-        for env in np.flatnonzero(self._steps > self._starts).tolist():
-            length = self._steps[env] - self._starts[env]
-            self._write(env, self._traj_ids[env], self._starts[env], length, self._returns[env], False, False)
-            self.statistics.unfinished += 1
+    def accept(self, news: _News, num_bytes: int) -> None:
+        """From now on it counts."""
+        self.num_bytes = num_bytes
+        self._starts[news.envs], self._returns[news.envs] = news.starts, news.returns
+        self._traj_ids[news.envs] = news.traj_ids
+        self._steps[news.envs] += news.num_steps
+        for episode in news.ended:
+            self.statistics.add(episode.episode_return, episode.length)
+        self.statistics.frames += len(news.starts) * news.num_steps
+
+    def close(self) -> None:
         self._file.close()
-        if not np.array_equal(offsets, self._offsets):
-            self._move(offsets - self._offsets)
+        self.statistics.unfinished = int((self._steps > self._starts).sum())
 
-    def _move(self, by: np.ndarray) -> None:
-        moved = self._path.with_suffix(".moved")
-        with self._path.open(newline="", encoding="utf-8") as old, moved.open("w", newline="", encoding="utf-8") as new:
-            reader = csv.DictReader(old)
-            writer = csv.DictWriter(new, list(EPISODE_COLUMNS), lineterminator="\n")
-            writer.writeheader()
-            for row in reader:
-                writer.writerow({**row, "start": int(row["start"]) + int(by[int(row["env"])])})
-        moved.replace(self._path)
+    def put_together(self, path: Path, offsets: np.ndarray) -> None:
+        """All rows, with the episodes under way; ``offsets`` are where the frames of each env start after all."""
+        rows = self._path.read_bytes()[: self.num_bytes]
+        if not np.array_equal(offsets, self._offsets):
+            rows = _moved(rows, offsets - self._offsets)
+        lengths = self._steps - self._starts
+        under_way = [
+            Ended(env, int(self._traj_ids[env]), int(self._starts[env]), int(lengths[env]), float(self._returns[env]))
+            for env in np.flatnonzero(lengths).tolist()
+        ]
+        path.write_bytes(rows + _as_csv([_row(episode, offsets) for episode in under_way]))
+
+
+def _row(episode: Ended, offsets: np.ndarray) -> list[Any]:
+    flags = ["true" if flag else "false" for flag in (episode.terminated, episode.truncated)]
+    start = int(offsets[episode.env]) + episode.start
+    return [episode.env, episode.traj_id, start, episode.length, episode.episode_return, *flags]
+
+
+def _as_csv(rows: list[list[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _moved(rows: bytes, by: np.ndarray) -> bytes:
+    """The same, with starts that are further behind."""
+    header, *others = csv.reader(io.StringIO(rows.decode()))
+    env, start = header.index("env"), header.index("start")
+    for row in others:
+        row[start] = str(int(row[start]) + int(by[int(row[env])]))
+    return _as_csv([header, *others])
 
 
 def _flags(flag: Any) -> np.ndarray:

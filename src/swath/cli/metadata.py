@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
 from dataclasses import asdict
@@ -26,7 +27,7 @@ _MOST_VALUES = 64
 def write_metadata(
     folder: Path, options: CollectOptions, outcome: Outcome, frames_per_batch: int, specs: dict[str, Any]
 ) -> None:
-    arguments = arguments_without_paths(options)
+    """Instead of what is there, in one piece: a program may be killed, or a disk full, at any time."""
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -38,10 +39,16 @@ def write_metadata(
         "versions": versions(),
         "specs": specs,
         "command": command(options),
-        "arguments": arguments,
+        "arguments": arguments_without_paths(options),
     }
     text = json.dumps(metadata, indent=2, allow_nan=False)
-    (folder / METADATA).write_text(text + "\n", encoding="utf-8")
+    new = folder / f"{METADATA}.new"
+    try:
+        new.write_text(text + "\n", encoding="utf-8")
+        os.replace(new, folder / METADATA)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def versions() -> dict[str, str | None]:

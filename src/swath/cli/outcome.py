@@ -22,6 +22,13 @@ class Outcome:
     seconds: float
     stopped_by: StoppedBy | None = None
     error: BaseException | None = None
+    #: Frames that were taken, and may have been shown, and did not come to be written.
+    lost: int = 0
+
+    @classmethod
+    def of_nothing(cls, requested_frames: int, num_envs: int) -> Outcome:
+        """What is known while it is collected, and after a kill."""
+        return cls(0, requested_frames, EpisodeStatistics(), [0] * num_envs, 0.0)
 
     @property
     def complete(self) -> bool:

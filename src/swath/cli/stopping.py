@@ -19,6 +19,8 @@ class StopRequest:
         self.signal: signal.Signals | None = None
         self.steps = 0
         self.polite = False
+        #: A second signal came while nothing may raise.
+        self.in_a_hurry = False
         self._busy = False
 
     def collection_stopped(self) -> bool:
@@ -32,12 +34,14 @@ class StopRequest:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         again = self.signal is not None
         self.signal = signal.Signals(number)
-        if (again or not self.polite) and not self._busy:
-            raise KeyboardInterrupt
+        if again or not self.polite:
+            if not self._busy:
+                raise KeyboardInterrupt
+            self.in_a_hurry = True
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:
-        """Nothing raises in here: what must be done whole or not at all, and takes no time."""
+        """Nothing raises in here: what is done whole or not at all, quickly; a second signal sets ``in_a_hurry``."""
         self._busy = True
         try:
             yield

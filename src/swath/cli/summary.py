@@ -11,7 +11,7 @@ from swath.cli.options import CollectOptions
 from swath.cli.outcome import Outcome
 from swath.cli.policy import find_factory, split_name, takes_env
 from swath.cli.progress import short, show_duration
-from swath.cli.target import show_bytes
+from swath.disk import show_bytes
 
 _WIDTH = 76
 
@@ -95,11 +95,12 @@ def load_lines(out: str) -> list[str]:
 
 def kept_line(outcome: Outcome, out: str) -> str:
     """What is left of a collection that did not end as planned."""
+    lost = f"; {outcome.lost:,} later ones, not yet written, are lost" if outcome.lost else ""
     if not outcome.frames:
-        return "nothing was collected, so nothing was saved"
+        return f"nothing was collected, so nothing was saved{lost.replace('later ones', 'frames')}"
     if outcome.complete:
         return f"all {outcome.frames:,} frames had been collected; they are saved in {out}"
-    return f"kept {outcome.frames:,} of {outcome.requested_frames:,} frames in {out} (marked incomplete)"
+    return f"kept {outcome.frames:,} of {outcome.requested_frames:,} frames in {out} (marked incomplete){lost}"
 
 
 def print_summary(

@@ -1,13 +1,15 @@
-"""Where a dataset goes: written beside its place, moved there when it is whole."""
+"""Where a dataset goes: written beside its place, moved there at the end."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from swath.cli.errors import UsageError
-from swath.dataset import EPISODES, FRAMES, METADATA, read_metadata
+from swath.dataset import COMMITS, EPISODES, FRAMES, METADATA, UNFINISHED, read_metadata
+from swath.disk import show_bytes
 
 
 class Target:
@@ -32,6 +34,13 @@ class Target:
             raise UsageError(f"--out {self.given}: {parent.name} is a file, not a directory")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise UsageError(f"--out {self.given}: no permission to write there")
+        try:  # root may do everything, until it tries
+            os.rmdir(tempfile.mkdtemp(prefix=".swath-", dir=parent))
+        except OSError as error:
+            raise self._not_there(error) from error
+
+    def _not_there(self, error: OSError) -> UsageError:
+        return UsageError(f"--out {self.given}: cannot write there: {error.strerror}")
 
     def _check_replaceable(self) -> None:
         if not self.overwrite:
@@ -42,7 +51,7 @@ class Target:
             read_metadata(Path(self.given))
         except ValueError as error:
             raise UsageError(f"--overwrite replaces datasets only, and {error}; remove it yourself") from None
-        others = sorted({entry.name for entry in self.path.iterdir()} - {EPISODES, FRAMES, METADATA})
+        others = sorted({entry.name for entry in self.path.iterdir()} - {COMMITS, EPISODES, FRAMES, METADATA})
         if others:
             raise UsageError(
                 f"--overwrite would remove {others[0]!r}, which is in {self.given} but no part of the dataset; move it"
@@ -52,10 +61,10 @@ class Target:
         return next(parent for parent in self.path.parents if parent.exists())
 
     def check_space(self, num_bytes: int, is_twice: bool = False) -> None:
-        """Refuse what will not fit on the disk: memory-mapped files would break off in the middle."""
-        free = shutil.disk_usage(self._existing_parent()).free
-        needed = num_bytes * 2 if is_twice else num_bytes
-        if needed > free:
+        """Refuse what will not fit on the disk, rather than break off in the middle."""
+        disk = shutil.disk_usage(self._existing_parent())
+        free, needed = disk.free, num_bytes * 2 if is_twice else num_bytes
+        if needed > free and disk.total:  # some do not say
             why = " (twice their size, until each env's are in one piece; not with --sync)" if is_twice else ""
             raise UsageError(
                 f"--out {self.given}: the frames need {show_bytes(needed)}{why}, the disk has {show_bytes(free)} left"
@@ -65,11 +74,11 @@ class Target:
     def beside(self) -> Path:
         """The directory to write into, made on first use."""
         if self._beside is None:
-            beside = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
+            beside = self.path.with_name(f"{self.path.name}{UNFINISHED}{os.getpid()}")
             try:
                 beside.mkdir(parents=True)
             except OSError as error:
-                raise UsageError(f"--out {self.given}: cannot write there: {error.strerror}") from error
+                raise self._not_there(error) from error
             self._beside = beside
         return self._beside
 
@@ -78,22 +87,18 @@ class Target:
         """Where the unfinished files are, as the user would write it."""
         return os.path.join(os.path.dirname(self.given.rstrip("/")), self.beside.name)
 
-    def flush(self) -> None:
-        """Let what was written reach the disk, before it gets a name that says it is whole."""
-        for file in sorted(self.beside.rglob("*")):
-            if file.is_file():
-                _flush(file)
-
-    def publish(self) -> None:
-        """Move what was written to its place."""
+    def publish(self, folder: Path) -> None:
+        """Move what was written to its place; ``folder`` is ``beside``, or in it."""
         old = None
         if self.path.exists():
             self._check_replaceable()  # it may have appeared, or changed, since
             old = self.path.with_name(f"{self.path.name}.old-{os.getpid()}")
             self.path.rename(old)
-        self.beside.rename(self.path)
-        self._beside = None
+        folder.rename(self.path)
         self.published = True
+        if folder == self._beside:
+            self._beside = None
+        self.discard()
         if old is not None:
             shutil.rmtree(old)
 
@@ -104,25 +109,13 @@ class Target:
             self._beside = None
 
 
-def _flush(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def flush(folder: Path) -> None:
+    """Let what was written reach the disk, before it gets a name that says it is whole."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
 
 
 def folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def show_bytes(count: float) -> str:
-    """
-    >>> show_bytes(8_123_456)
-    '8.1 MB'
-    """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"

@@ -1,41 +1,68 @@
-"""Frames written to memory-mapped files as batches arrive; in the end each env's frames are in one piece."""
+"""Frames written to files as batches arrive; in the end each env's frames are in one piece.
+
+What is written counts once its batch is committed: until then it is as if it were not there. So whatever ends the
+program, and wherever, the folder can be opened; and a disk that is full is an exception, because nothing is written
+through a mapped file.
+"""
 
 from __future__ import annotations
 
-import shutil
+import io
+import json
+import os
+import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from swath.cli.episodes import EpisodeLog
-from swath.dataset import EPISODES, FRAMES
+from swath.dataset import COMMITS, EPISODES, FRAMES
+from swath.dataset_files import Piece, are_in_order, merged, moves
+from swath.disk import disk_full, is_full, write_all
 
 Key = str | tuple[str, ...]
 #: Which env a frame is from.
 _ENV: Key = ("collector", "env")
+#: Bytes that are copied at a time.
+_CHUNK = 8_000_000
+
+
+@dataclass(frozen=True)
+class _File:
+    """The frames of a key."""
+
+    path: Path
+    opened: io.FileIO
+    bytes_per_frame: int
 
 
 class DatasetWriter:
     """Writes batches into one TensorDict ``[frames]``.
 
-    A subclass says where a batch goes, and afterwards which pieces there are; ``finish`` moves them together where
-    they are not in order already.
+    A subclass says where a batch goes, and afterwards which pieces there are; ``put_together`` moves them together
+    where they are not in order already.
+
+    Args:
+        begin: called with a frame, to see its keys, before the first is written.
     """
 
-    def __init__(self, folder: Path, num_frames: int, offsets: np.ndarray) -> None:
+    def __init__(
+        self, folder: Path, num_frames: int, offsets: np.ndarray, begin: Callable[[TensorDictBase], None]
+    ) -> None:
         self._folder = folder
         self._num_frames = num_frames
         self._written = np.zeros(len(offsets), dtype=np.int64)
-        #: Room for all frames, from the first batch on; and its tensors, to write into.
-        self._memory: TensorDict | None = None
-        self._leaves: dict[Key, torch.Tensor] = {}
-        #: One frame, to see its keys.
-        self.example: TensorDictBase | None = None
+        self._begin = begin
+        #: One frame ``[1]``, from the first batch on, and its files, with room for all.
+        self._example: TensorDictBase | None = None
+        self._files: dict[Key, _File] = {}
         self.episodes = EpisodeLog(folder / EPISODES, offsets)
+        self._commits = _CommitLog(folder / COMMITS, offsets)
 
     @property
     def frames(self) -> int:
@@ -45,43 +72,77 @@ class DatasetWriter:
     def frames_per_env(self) -> list[int]:
         return self._written.tolist()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the frames."""
+        return self.frames * sum(file.bytes_per_frame for file in self._files.values())
+
     def add(self, batch: TensorDictBase) -> None:
-        """Write a batch."""
+        """Write a batch, and commit it."""
         raise NotImplementedError
 
-    def _pieces(self) -> Iterable[tuple[int, int, int]]:
+    def _pieces(self) -> Iterable[Piece]:
         """Env, place and length of each piece, those of an env in the order of time."""
         raise NotImplementedError
 
-    @property
-    def _in_order(self) -> bool:
-        raise NotImplementedError
+    def _write(self, batch: TensorDictBase, first_env: int, places: Sequence[int]) -> None:
+        """The next steps ``[envs, steps]`` of some envs that follow each other, each to its place."""
+        try:
+            if self._example is None:
+                self._prepare(batch)
+            for key, file in self._files.items():
+                size = file.bytes_per_frame
+                for row, at in zip(_as_bytes(batch.get(key)), places, strict=True):
+                    write_all(file.opened, row, at * size)
+            news = self.episodes.look(batch, first_env)
+            num_bytes = self.episodes.write(news)
+            pieces = [(first_env + row, at, batch.shape[1]) for row, at in enumerate(places)]
+            self._commits.add(pieces, num_bytes)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            advice = "make room, or choose another disk"
+            raise disk_full("the next frames need", batch.bytes(), self._folder, advice, error) from error
+        self.episodes.accept(news, num_bytes)
+        self._written[first_env : first_env + len(places)] += batch.shape[1]
 
-    def _allocate(self, frames: TensorDictBase) -> None:
-        if self._memory is None:
-            self.example = frames[0]
-            self._memory = _memory_like(frames, self._num_frames, self._folder / FRAMES)
-            self._leaves = _tensors(self._memory)
+    def _prepare(self, batch: TensorDictBase) -> None:
+        example = batch.reshape(-1)[:1].detach().clone()
+        example.names = None
+        self._begin(example)
+        for key, path in _new_files(example, self._num_frames, self._folder / FRAMES).items():
+            self._files[key] = _File(path, io.FileIO(path, "r+"), example.get(key).nbytes)
+        self._example = example
 
-    def finish(self) -> None:
-        """Close what was written."""
-        self.episodes.finish(_offsets(self._written))
-        if self._memory is not None and not self._in_order:
-            self._move_together(self._memory)
-        self._leaves = {}
-        self._memory = None
+    def close(self) -> None:
+        """No batch comes any more."""
+        self.episodes.close()
+        self._commits.close()
+        for file in self._files.values():
+            file.opened.close()
 
-    def _move_together(self, memory: TensorDict) -> None:
-        folder = self._folder / f"{FRAMES}-in-order"
-        ordered = _tensors(_memory_like(memory, self.frames, folder))
-        for key, target in ordered.items():
-            source = self._leaves[key]
-            to = _offsets(self._written)
-            for env, at, count in self._pieces():
-                target[to[env] : to[env] + count] = source[at : at + count]
-                to[env] += count
-        shutil.rmtree(self._folder / FRAMES)
-        folder.rename(self._folder / FRAMES)
+    def put_together(self, folder: Path) -> None:
+        """The dataset, in another folder of the same disk. Where frames are in order already, nothing is copied."""
+        assert self._example is not None
+        pieces = merged(self._pieces())
+        in_order = are_in_order(pieces)
+        if in_order:  # what was written and does not count makes room
+            for file in self._files.values():
+                os.truncate(file.path, self.frames * file.bytes_per_frame)
+        folder.mkdir()
+        for key, path in _new_files(self._example, self.frames, folder / FRAMES).items():
+            if not (in_order and _link(self._files[key].path, path)):
+                self._copy(self._files[key], path, pieces)
+        self.episodes.put_together(folder / EPISODES, _offsets(self._written))
+
+    def _copy(self, file: _File, path: Path, pieces: Sequence[Piece]) -> None:
+        size = file.bytes_per_frame
+        with io.FileIO(file.path) as source, io.FileIO(path, "r+") as target:
+            for at, to, count in moves(pieces, self.frames_per_env):
+                for done in range(0, count * size, _CHUNK):
+                    source.seek(at * size + done)
+                    part = source.read(min(_CHUNK, count * size - done))
+                    write_all(target, part, to * size + done)
 
 
 class EvenWriter(DatasetWriter):
@@ -91,51 +152,20 @@ class EvenWriter(DatasetWriter):
     that ends early is moved together. Where frames do not divide over the envs, the first few have one more.
     """
 
-    def __init__(self, folder: Path, num_frames: int, num_envs: int) -> None:
-        steps, self._num_longer = divmod(num_frames, num_envs)
-        self._planned = np.full(num_envs, steps, dtype=np.int64)
-        self._planned[: self._num_longer] += 1
-        #: For every key, the planned frames ``[envs, steps]`` of the envs with one frame more, and of the others.
-        self._targets: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
-        super().__init__(folder, num_frames, _offsets(self._planned))
+    def __init__(self, folder: Path, num_frames: int, num_envs: int, begin: Callable[[TensorDictBase], None]) -> None:
+        planned = np.full(num_envs, num_frames // num_envs, dtype=np.int64)
+        planned[: num_frames % num_envs] += 1
+        self._starts = _offsets(planned)
+        super().__init__(folder, num_frames, self._starts, begin)
 
     def add(self, batch: TensorDictBase) -> None:
         """One of fewer envs is of the first ones."""
         batch = batch.reshape(-1, batch.shape[-1])
-        num_envs, num_steps = batch.shape
-        self._allocate(batch.reshape(-1))
-        at = int(self._written[0])
-        longer = min(self._num_longer, num_envs)
-        for key, (first, rest) in self._targets.items():
-            value = batch.get(key)
-            if longer:
-                first[:longer, at : at + num_steps] = value[:longer]
-            if num_envs > longer:
-                rest[: num_envs - longer, at : at + num_steps] = value[longer:]
-        self.episodes.add(batch)
-        self._written[:num_envs] += num_steps
+        self._write(batch, 0, (self._starts + self._written)[: len(batch)].tolist())
 
-    def _allocate(self, frames: TensorDictBase) -> None:
-        super()._allocate(frames)
-        if self._targets:
-            return
-        split = int(self._planned[: self._num_longer].sum())
-        for key, flat in self._leaves.items():
-            first = flat[:split].unflatten(0, (self._num_longer, int(self._planned[0]))) if split else flat[:0]
-            rest = flat[split:].unflatten(0, (len(self._planned) - self._num_longer, int(self._planned[-1])))
-            self._targets[key] = first, rest
-
-    @property
-    def _in_order(self) -> bool:
-        return self.frames == self._num_frames
-
-    def _pieces(self) -> Iterable[tuple[int, int, int]]:
-        places = zip(_offsets(self._planned).tolist(), self._written.tolist(), strict=True)
-        return ((env, at, count) for env, (at, count) in enumerate(places))
-
-    def finish(self) -> None:
-        self._targets.clear()
-        super().finish()
+    def _pieces(self) -> Iterable[Piece]:
+        places = zip(self._starts.tolist(), self.frames_per_env, strict=True)
+        return ((env, at, count) for env, (at, count) in enumerate(places) if count)
 
 
 class ArrivalWriter(DatasetWriter):
@@ -145,8 +175,8 @@ class ArrivalWriter(DatasetWriter):
     takes their space on the disk once more.
     """
 
-    def __init__(self, folder: Path, num_frames: int, num_envs: int) -> None:
-        super().__init__(folder, num_frames, np.zeros(num_envs, dtype=np.int64))
+    def __init__(self, folder: Path, num_frames: int, num_envs: int, begin: Callable[[TensorDictBase], None]) -> None:
+        super().__init__(folder, num_frames, np.zeros(num_envs, dtype=np.int64), begin)
         # Of the pieces, in the order in which they arrived; arrays, because there may be millions:
         self._envs = array("q")
         self._lengths = array("q")
@@ -156,37 +186,64 @@ class ArrivalWriter(DatasetWriter):
         batch = batch.reshape(-1)
         envs, lengths = batch.get(_ENV).unique_consecutive(return_counts=True)
         batch = batch.exclude(_ENV)  # where a frame is in the dataset says it
-        self._allocate(batch)
-        at = self.frames
-        for key, leaf in self._leaves.items():
-            leaf[at : at + len(batch)] = batch.get(key)
         for env, piece in zip(envs.tolist(), batch.split(lengths.tolist()), strict=True):
-            self.episodes.add(piece.unsqueeze(0), env)
+            self._write(piece.unsqueeze(0), env, [self.frames])
             self._envs.append(env)
             self._lengths.append(len(piece))
-            self._written[env] += len(piece)
 
-    @property
-    def _in_order(self) -> bool:
-        return self.frames == self._num_frames and bool((np.diff(np.asarray(self._envs)) >= 0).all())
-
-    def _pieces(self) -> Iterable[tuple[int, int, int]]:
+    def _pieces(self) -> Iterable[Piece]:
         at = 0
         for env, length in zip(self._envs, self._lengths, strict=True):
             yield env, at, length
             at += length
 
 
-def _memory_like(frames: TensorDictBase, count: int, folder: Path) -> TensorDict:
-    """Memory-mapped zeros ``[count]`` with the keys of ``frames``. Files take space on disk as they are written."""
-    example = frames[:1].detach()
-    example.names = None
-    return example.expand(count).memmap_like(str(folder))
+class _CommitLog:
+    """A line for each batch that counts, written after everything else of it: see ``swath.dataset``."""
+
+    def __init__(self, path: Path, offsets: np.ndarray) -> None:
+        self._file = io.FileIO(path, "w")
+        self._num_bytes = 0
+        self._add({"offsets": offsets.tolist()})
+
+    def add(self, pieces: Sequence[Piece], episodes: int) -> None:
+        self._add({"pieces": pieces, "episodes": episodes})
+
+    def _add(self, entry: dict[str, object]) -> None:
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        self._num_bytes += write_all(self._file, line, self._num_bytes)
+
+    def close(self) -> None:
+        self._file.close()
 
 
-def _tensors(memory: TensorDict) -> dict[Key, torch.Tensor]:
-    """By key, without MemoryMappedTensor's overhead on every index."""
-    return {key: leaf.as_subclass(torch.Tensor) for key, leaf in memory.items(include_nested=True, leaves_only=True)}
+def _new_files(example: TensorDictBase, count: int, folder: Path) -> dict[Key, Path]:
+    """A memory-mapped TensorDict ``[count]``: its files, by key. They take space on disk as they are written."""
+    try:
+        memory = example.expand(count).memmap_like(str(folder))
+    except RuntimeError as error:  # torch's, for what the system says; its number is at the end
+        number = re.search(r"\((\d+)\)\s*$", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    leaves = memory.items(include_nested=True, leaves_only=True)
+    return {key: Path(leaf.filename) for key, leaf in leaves if leaf.numel()}
+
+
+def _link(old: Path, new: Path) -> bool:
+    """Let a file have a second name, in place of another one; not all disks can do that."""
+    beside = new.with_name(new.name + ".link")
+    try:
+        os.link(old, beside)
+    except OSError:
+        return False
+    os.replace(beside, new)
+    return True
+
+
+def _as_bytes(value: torch.Tensor) -> np.ndarray:
+    """``[envs, bytes]`` of a key's ``[envs, steps, …]``."""
+    return value.detach().contiguous().reshape(len(value), -1).view(torch.uint8).numpy()
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ _ENV_OF_FRAME: Key = ("_env_of_frame",)
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 #: How long the others may take to stop when one worker failed.
-_SECONDS_TO_SALVAGE = 0.6
+SECONDS_TO_SALVAGE = 0.6
 
 
 @dataclass
@@ -347,7 +347,7 @@ class MultiSyncCollector(MultiCollector):
             return None
         fleet = self._fleet
         self._stop(batch)
-        deadline = time.monotonic() + _SECONDS_TO_SALVAGE
+        deadline = time.monotonic() + SECONDS_TO_SALVAGE
         while True:
             self._sort_in_arrived(batch)
             for worker in batch.missing:  # others may have failed, too

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +19,10 @@ import torch
 
 from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.tracks import NUM_COUNTERS, Tracks
+from swath.disk import disk_full, is_full, reserve, show_bytes
 from swath.errors import OutOfSharedMemory
 from swath.rollout.layout import Field, Key
-from swath.workers.memory import free_bytes, map_descriptor, new_descriptor, show_bytes
+from swath.workers.memory import free_bytes, map_descriptor, new_descriptor
 
 _ALIGNMENT = 64
 #: A petabyte of them is an error or a trap.
@@ -180,14 +180,14 @@ class FrameMemory:
     def private(cls, layout: FrameLayout, device: torch.device) -> FrameMemory:
         """Of this process; the only one that may be on a device."""
         tracks = Tracks(np.zeros((NUM_COUNTERS, layout.num_tracks), dtype=np.int64), layout.length)
-        _require(layout.num_bytes if device.type == "cpu" else 0, free_bytes(), "memory")
+        _require(layout.num_bytes if device.type == "cpu" else 0, free_bytes())
         leaves = {f.key: torch.zeros((layout.capacity, *f.shape), dtype=f.dtype, device=device) for f in layout.fields}
         return cls(layout, tracks, leaves)
 
     @classmethod
     def shared(cls, layout: FrameLayout) -> FrameMemory:
         """Without a name: it goes when the last process lets go of it."""
-        _require(layout.num_bytes, free_bytes(), "memory")
+        _require(layout.num_bytes, free_bytes())
         descriptor = new_descriptor("swath-buffer")
         os.ftruncate(descriptor, layout.num_bytes)
         return cls.of_descriptor(layout, descriptor)
@@ -202,10 +202,24 @@ class FrameMemory:
     def in_folder(cls, layout: FrameLayout, folder: Path) -> FrameMemory:
         """A new file. It counts once ``keep_in`` was called: until then, what was there before does."""
         folder.mkdir(parents=True, exist_ok=True)
-        _require(layout.num_bytes, shutil.disk_usage(folder).free, "disk")
         path = folder / f"{_FRAMES}{max(_frame_files(folder), default=0) + 1}.bin"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        os.ftruncate(descriptor, layout.num_bytes)
+        try:
+            return cls._of_file(layout, descriptor, path)
+        except BaseException:
+            path.unlink()  # it may have taken what was left of the disk
+            raise
+
+    @classmethod
+    def _of_file(cls, layout: FrameLayout, descriptor: int, path: Path) -> FrameMemory:
+        try:
+            # All of it, now: else it is a SIGBUS when the disk is full, whoever filled it.
+            reserve(descriptor, layout.num_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            if not is_full(error):
+                raise
+            raise disk_full("the replay buffer needs", layout.num_bytes, path.parent, _ADVICE, error) from error
         made = cls.of_descriptor(layout, descriptor)
         made.path = path
         return made
@@ -238,8 +252,7 @@ class FrameMemory:
             raise ValueError(
                 f"{folder} does not hold a buffer: {path.name} has {found:,} bytes and should have {layout.num_bytes:,}"
             )
-        made = cls.of_descriptor(layout, descriptor)
-        made.path = path
+        made = cls._of_file(layout, descriptor, path)
         if not made.tracks.are_possible:
             raise ValueError(f"{folder} does not hold a buffer: {path.name} counts frames that cannot be there")
         made.mend()
@@ -260,16 +273,18 @@ def as_array(leaf: torch.Tensor) -> np.ndarray | None:
 
 LAYOUT_FILE = "layout.json"
 _FRAMES = "frames-"
+_ADVICE = (
+    "lower its max_size, leave the observations out of 'next' (the collector's compact_obs=True), or use a "
+    "LazyMemmapStorage on a larger disk"
+)
 
 
 def _frame_files(folder: Path) -> dict[int, Path]:
     return numbered(folder, _FRAMES, ".bin")
 
 
-def _require(num_bytes: int, free: int | None, what: str) -> None:
+def _require(num_bytes: int, free: int | None) -> None:
     if free is not None and num_bytes > free:
         raise OutOfSharedMemory(
-            f"the replay buffer needs {show_bytes(num_bytes)} of {what}, and {show_bytes(free)} are free; lower its "
-            "max_size, leave the observations out of 'next' (the collector's compact_obs=True), or use a "
-            "LazyMemmapStorage on a larger disk"
+            f"the replay buffer needs {show_bytes(num_bytes)} of memory, and {show_bytes(free)} are free; {_ADVICE}"
         )

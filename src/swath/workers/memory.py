@@ -14,6 +14,7 @@ from contextlib import suppress
 import torch
 
 from swath import platforms
+from swath.disk import show_bytes
 from swath.errors import OutOfSharedMemory
 
 #: Descriptors under this folder can be opened again by path; not so on macOS.
@@ -123,14 +124,3 @@ def out_of_memory(needed: int, free: int | None) -> OutOfSharedMemory:
         f"a batch needs {show_bytes(needed)} of shared memory{there}; lower frames_per_batch, or let go of batches "
         "that were delivered earlier"
     )
-
-
-def show_bytes(count: int) -> str:
-    """
-    >>> show_bytes(999), show_bytes(64_000_000)
-    ('999 B', '64.0 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
