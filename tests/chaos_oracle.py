@@ -21,7 +21,6 @@ from chaos_env import (
     EPISODE,
     LIFE,
     RECEIVED,
-    SIZE,
     STEP,
     TERMINATED,
     TICK,
@@ -30,6 +29,19 @@ from chaos_env import (
     digest_of,
     seen_in,
 )
+
+_KEYS: dict[str, Any] = {
+    "root": "observation",
+    "next": ("next", "observation"),
+    "action": "action",
+    "reward": ("next", "reward"),
+    "ids": ("collector", "traj_ids"),
+    "version": "policy_version",
+    "done_before": "done",
+    "terminated": ("next", "terminated"),
+    "truncated": ("next", "truncated"),
+    "done": ("next", "done"),
+}
 
 
 class Wrong(AssertionError):
@@ -46,7 +58,7 @@ class Frames:
     reward: np.ndarray
     ids: np.ndarray
     version: np.ndarray
-    ended_before: np.ndarray
+    done_before: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     done: np.ndarray
@@ -55,26 +67,13 @@ class Frames:
     @classmethod
     def of(cls, batch: TensorDictBase, number: int = 0) -> Frames:
         mask: Any = batch.get(("collector", "mask"), None)
-        kept = slice(None) if mask is None else mask.reshape(-1).numpy()
-
-        def flat(*key: str, size: int = 1) -> np.ndarray:
-            rows = batch.get(key).numpy().copy()
-            return (rows.reshape(-1, size) if size > 1 else rows.reshape(-1))[kept]
-
-        count = len(flat("collector", "traj_ids"))
-        return cls(
-            root=flat("observation", size=SIZE),
-            next=flat("next", "observation", size=SIZE),
-            action=flat("action", size=batch["action"].shape[-1]),
-            reward=flat("next", "reward"),
-            ids=flat("collector", "traj_ids"),
-            version=flat("policy_version"),
-            ended_before=flat("done") | flat("terminated") | flat("truncated"),
-            terminated=flat("next", "terminated"),
-            truncated=flat("next", "truncated"),
-            done=flat("next", "done"),
-            batch=np.full(count, number),
-        )
+        kept: Any = slice(None) if mask is None else mask.reshape(-1).numpy()
+        columns: dict[str, np.ndarray] = {}
+        for name, key in _KEYS.items():
+            entry: Any = batch.get(key)
+            shape = entry.shape[batch.ndim :] if name in ("root", "next", "action") else ()
+            columns[name] = entry.numpy().reshape(-1, *shape)[kept].copy()
+        return cls(**columns, batch=np.full(len(columns["ids"]), number))
 
     @classmethod
     def cat(cls, parts: list[Frames]) -> Frames:
@@ -88,7 +87,7 @@ class Frames:
 
     @property
     def is_random(self) -> np.ndarray:
-        return (self.action < 0).all(-1)
+        return np.all(self.action < 0, axis=-1)
 
     def show(self, at: int) -> str:
         names = ("env", "life", "episode", "step", "tick", "end")
@@ -123,7 +122,7 @@ def check_frames(frames: Frames, max_steps: int | None = None) -> None:
     _require(frames.terminated == (after[:, END] == TERMINATED), "terminated is not what the env said", frames)
     _require(frames.truncated | (after[:, END] != TRUNCATED), "truncated is not what the env said", frames)
     _require(frames.done == (frames.terminated | frames.truncated), "done is not terminated or truncated", frames)
-    _require(~frames.ended_before, "done at the root", frames)
+    _require(~frames.done_before, "done at the root", frames)
     if max_steps is not None:
         _require(after[:, STEP] <= max_steps, "an episode is longer than max_frames_per_traj", frames)
         _require(frames.done | (after[:, STEP] < max_steps), "an episode at its longest is not truncated", frames)
@@ -149,9 +148,9 @@ def check_story(frames: Frames, *, num_cuts: int, num_kills: int, max_steps: int
     """
     for env, own, first, second in _by_env(frames):
         for name, key in (("life", own.root[:, LIFE]), ("id", own.ids)):
-            runs = key[np.flatnonzero(np.r_[True, key[1:] != key[:-1]])]
-            if len(np.unique(runs)) != len(runs):
-                raise Wrong(f"env {env}: frames of one {name} are not in one piece: {runs.tolist()}")
+            begins = np.r_[True, key[1:] != key[:-1]]
+            again = np.isin(np.arange(len(key)), np.unique(key, return_index=True)[1], invert=True)
+            _require(~(begins & again), f"env {env}: frames of one {name} are not in one piece", own)
         same_life = first.next[:, LIFE] == second.root[:, LIFE]
         missing = second.root[:, TICK] - first.next[:, TICK] - first.done
         same_id = first.ids == second.ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 import time
@@ -15,13 +16,7 @@ from tensordict import TensorDictBase
 from chaos_env import Board, signed_envs, signing_policy
 from chaos_oracle import Frames, Wrong, check_frames, check_marks, check_story
 from leaks import wait_until
-from swath.collectors import (
-    AsyncBatchedCollector,
-    AsyncCollector,
-    Collector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-)
+from swath.collectors import AsyncBatchedCollector, AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, TensorDictReplayBuffer
 from swath.envs import ParallelEnv, SerialEnv
@@ -31,29 +26,11 @@ KINDS = ("Collector", "MultiSync", "MultiAsync", "AsyncCollector", "AsyncBatched
 #: Their policy is the very object that they were given.
 _ONE_POLICY = ("Collector", "ParallelEnv", "AsyncBatched")
 _RESTARTABLE = ("MultiSync", "MultiAsync", "AsyncCollector", "Distributed")
-#: Operations, and how often each: some only mean something right behind another.
-_ANYWHERE = {
-    "update": 5,
-    "ambush": 4,
-    "kill": 3,
-    "fuse": 3,
-    "kill update": 1,
-    "save": 1,
-    "meddle": 2,
-    "calm": 1,
-    "scribble": 1,
-}
-_ITERATING = {
-    "next": 9,
-    "reset": 2,
-    "partial": 2,
-    "seed": 1,
-    "load": 1,
-    "again": 1,
-    "reset kill next": 2,
-    "seed kill": 1,
-}
-_BACKGROUND = {"wait": 8, "pause": 4, "pause kill": 1, "wait_for_end pause": 3, "sample": 2}
+#: Operations, more often those that are here more often; some only mean something right behind another.
+_ANYWHERE = 5 * ["update"] + 4 * ["ambush"] + 3 * ["kill", "fuse"] + 2 * ["meddle"]
+_ANYWHERE += ["kill update", "save", "scribble", "calm"]
+_ITERATING = 9 * ["next"] + 2 * ["reset", "partial", "reset kill next"] + ["seed", "seed kill", "load", "again"]
+_BACKGROUND = 8 * ["wait"] + 4 * ["pause"] + 3 * ["wait_for_end pause"] + ["pause kill", "sample", "sample"]
 _DEADLY = ("kill", "fuse", "ambush")
 _END = object()
 
@@ -87,10 +64,8 @@ class Plan:
         frames = num_envs * draw.randint(4, 40)
         most = int(min(2_000, 2.0 * num_envs / max(max(pauses_s), 1e-3)))
         mode = draw.choice(["iterate", "iterate", "store", "background", "background"])
-        weighted = _ANYWHERE | (_BACKGROUND if mode == "background" else _ITERATING)
-        if mode == "store":
-            weighted["sample"] = 2
-        chosen = " ".join(draw.choices(list(weighted), list(weighted.values()), k=draw.randint(6, 20))).split()
+        possible = _ANYWHERE + (_BACKGROUND if mode == "background" else _ITERATING) + ["sample"] * (mode == "store")
+        chosen = " ".join(draw.choices(possible, k=draw.randint(6, 20))).split()
         restarts = 50 if kind in _RESTARTABLE and draw.random() < 0.8 else 0
         if kind == "Collector":
             chosen = [name for name in chosen if name not in _DEADLY]
@@ -120,9 +95,16 @@ class Plan:
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def tag(batch: TensorDictBase) -> TensorDictBase:
-    """A ``postproc`` that keeps the shape."""
-    return batch.set("tag", batch["collector", "traj_ids"] + 1)
+class Tag:
+    """A ``postproc`` that keeps the shape. In a worker, it may be its end: the board has a fuse for it."""
+
+    def __init__(self, board: str, fuse: int) -> None:
+        self.board, self.fuse, self.owner = board, fuse, os.getpid()
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        if os.getpid() != self.owner:
+            Board(self.board).burn(self.fuse)
+        return batch.set("tag", batch["collector", "traj_ids"] + 1)
 
 
 class Round:
@@ -131,8 +113,8 @@ class Round:
     def __init__(self, plan: Plan, board: str, say: Callable[[str], None]) -> None:
         self.plan, self.say = plan, say
         self.num_envs = len(plan.pauses_s)
-        self.board = Board(board, self.num_envs)
-        self.policy = signing_policy(0, plan.weight_size)
+        self.board = Board(board, self.num_envs + 1)
+        self.policy: Any = signing_policy(0, plan.weight_size)
         self.buffer: Any = None
         if plan.mode != "iterate":  # whatever env made them all, there is room
             storage = LazyTensorStorage(4 * plan.total_frames * self.num_envs)
@@ -163,7 +145,7 @@ class Round:
             "track_policy_version": True,
         }
         if plan.processing == "tag":
-            kwargs["postproc"] = tag
+            kwargs["postproc"] = Tag(self.board.path, self.num_envs)
         elif plan.processing == "split":
             kwargs["split_trajs"] = True
         if plan.hooks:
@@ -261,7 +243,7 @@ class Round:
 
     def _next(self, argument: int) -> None:
         for _ in range(1 + argument % 3):
-            batch = next(self.batches, _END)
+            batch: Any = next(self.batches, _END)
             if batch is _END:
                 self.over = True
                 return
@@ -311,7 +293,7 @@ class Round:
         self._wait_for(self.buffer.write_count + argument % (3 * self.plan.frames_per_batch))
 
     def _wait_for_end(self, argument: int) -> None:
-        self._wait_for(self.expected - argument % 150)
+        self._wait_for(self.expected - 40 - argument % 160)
 
     def _wait_for(self, count: int) -> None:
         there = lambda: self.buffer.write_count >= count or not self.collector.is_running()  # noqa: E731
@@ -397,8 +379,9 @@ class Round:
         self.kills += self.board.kill(argument % self.num_envs)
 
     def _fuse(self, argument: int) -> None:
-        """An env kills its process in one of its next steps."""
-        self.board.fuses[argument % self.num_envs] = 1 + argument // 4 % 60
+        """An env kills its process in one of its next steps; or a postproc, in one of its next calls."""
+        which = argument % (self.num_envs + 1)
+        self.board.fuses[which] = 1 + argument // 5 % (60 if which < self.num_envs else 4)
 
     def _ambush(self, argument: int) -> None:
         """Killed while weights are being sent."""
