@@ -181,13 +181,18 @@ def check_story(frames: Frames, *, num_cuts: int, num_kills: int, max_steps: int
         raise Wrong("one id was given to two episodes")
 
 
-def check_marks(frames: Frames, *, stored: bool, nothing_happened: bool) -> None:
+def check_marks(frames: Frames, *, stored: bool, num_cuts: int) -> None:
     """An episode that does not go on says so: ``truncated`` where the env did not end it.
 
-    Of what was delivered already nobody can: there, it ends with a batch. In a replay buffer (``stored``) it is marked.
+    Of what was delivered already nobody can: there, it ends with a batch. In a replay buffer (``stored``), what a
+    killed worker was in is marked; who calls ``reset`` knows it.
     """
     for env, own, first, second in _by_env(frames):
         unmarked = (first.ids != second.ids) & ~first.done
-        _require(~unmarked | (first.batch != second.batch) | stored, f"env {env}: cut within a batch, unmarked", own, 1)
-        if stored or nothing_happened:
-            _require(~unmarked, f"env {env}: an episode was cut, and is not marked truncated", own, 1)
+        same_life = first.root[:, LIFE] == second.root[:, LIFE]
+        if stored:
+            _require(~unmarked | same_life, f"env {env}: cut by a kill, and not marked truncated", own, 1)
+        else:
+            _require(~unmarked | (first.batch != second.batch), f"env {env}: cut within a batch, unmarked", own, 1)
+        if (unmarked & same_life).sum() > num_cuts:
+            _require(~unmarked | ~same_life, f"env {env}: cut, not marked truncated, by {num_cuts} calls", own, 1)
