@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL ?= -n 3 --dist loadgroup
 RESULTS  := build/results
 
-.PHONY: setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations bench learn docs clean help
+.PHONY: setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations chaos bench learn docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
 	@echo "make coverage  which lines the tests reach, in this process and in all others"
 	@echo "make mutations  break the source in twenty places, one after another: do the tests see it?"
+	@echo "make chaos   random calls and real kills against every collector: make chaos ARGS='--minutes 10 --seed 3'"
 	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
 	@echo "make learn   train all examples with three seeds, write docs/results.md"
 	@echo "make bench   side by side with the peers (its own environment)"
@@ -98,6 +99,10 @@ coverage: setup
 # Whether tests see it when the source is wrong.
 mutations: setup
 	$(BIN)/python tests/mutations.py
+
+# How long, how many kills, which collector, which seed: ARGS="--help".
+chaos: setup
+	$(BIN)/python tests/chaos.py $(ARGS)
 
 # The site imports swath, and fetches nothing; any warning is an error, dangling references included. All pages are read
 # each time (-E -a): a page that is not read again would not warn again.
