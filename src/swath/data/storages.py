@@ -243,7 +243,8 @@ class LazyTensorStorage(TensorStorage):
     """Frames in memory.
 
     Args:
-        max_size: most frames; the oldest are overwritten. It is divided evenly over the envs that they come from.
+        max_size: most frames. It is divided evenly over the envs that they come from, each of which overwrites its own
+            oldest; where some are slower, fewer are there until their share is full, too.
         device: where frames are kept.
         ndim: 2 lets ``extend`` take ``[envs, time]`` and store frames; 1, rows.
         shared_init: put it into memory that other processes can see; where a collector's workers write to the buffer,
@@ -296,7 +297,7 @@ class LazyMemmapStorage(TensorStorage):
     """Frames in a file, for more than fits in memory, and for longer than the program runs.
 
     Args:
-        max_size: most frames; the oldest are overwritten.
+        max_size: most frames, divided evenly over the envs that they come from; each overwrites its own oldest.
         scratch_dir: the folder; by default a temporary one, which goes with the storage.
         existsok: go on with what an earlier program left in ``scratch_dir``; all that was committed is there, however
             it ended. False raises if there is something.
