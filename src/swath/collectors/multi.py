@@ -30,8 +30,9 @@ from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError
 from swath.rollout.layout import Key, nested
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
+from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.updaters import adopt_updater
-from swath.weight_update.weights import choose_sources, fitting_weights
+from swath.weight_update.weights import choose_sources, fitting_weights, has_weights, require_findable
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
@@ -286,7 +287,8 @@ class MultiCollector(BaseCollector):
                 postproc.to(self._storing)  # type: ignore[union-attr]
             for scheme in self._schemes.values():
                 scheme.connect()
-            if policy is not None and policy_factory is not None:
+            # A network that a function finds by its name may be another one where the function is imported.
+            if policy is not None and "policy" in self._schemes and (policy_factory or HiddenWeights(policy).tensors):
                 self._schemes["policy"].send(policy, version=0)
             self._updater = adopt_updater(weight_updater, self)
             self._threads_before: int | None = None
@@ -379,10 +381,10 @@ class MultiCollector(BaseCollector):
 
     def _make_schemes(self, given: Any, policy: Any, policy_factory: Any) -> dict[str, WeightSyncScheme]:
         schemes: dict[str, WeightSyncScheme] = dict(given or {})
-        if given is None and (isinstance(policy, torch.nn.Module) or policy_factory is not None):
+        if given is None and (has_weights(policy) or policy_factory is not None):
             schemes["policy"] = SharedMemWeightSyncScheme()
         for model_id, scheme in schemes.items():
-            if model_id == "policy" and policy is not None and not isinstance(policy, torch.nn.Module):
+            if model_id == "policy" and policy is not None and not has_weights(policy):
                 raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to send")
             scheme.init_on_sender(model_id=model_id, context=self)
             if model_id == "policy":
@@ -585,6 +587,8 @@ class MultiCollector(BaseCollector):
             raise TypeError(
                 f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
             )
+        if self.policy is not None:
+            require_findable(self.policy)
 
     def _check_source(self, name: str, source: Any) -> None:
         if source is None and name == "policy" and self.policy is None:
@@ -592,7 +596,9 @@ class MultiCollector(BaseCollector):
                 "update_policy_weights_: the policy was made by policy_factory in the workers, so there are no weights "
                 "here to send; give them, or give policy= as well as policy_factory="
             )
-        if source is not None and name == "policy" and isinstance(self.policy, torch.nn.Module):
+        if source is None and name == "policy":
+            require_findable(self.policy)
+        if source is not None and name == "policy" and self.policy is not None:
             for each in source.values() if is_per_worker(source) else [source]:
                 fitting_weights(self.policy, each)  # before any worker gets some of it
 

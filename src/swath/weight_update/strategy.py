@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.rollout.layout import nested
-from swath.weight_update.weights import apply_weights, flat_weights, require_exact
+from swath.weight_update.weights import apply_weights, flat_weights, has_weights, require_exact
 
 
 class WeightStrategy:
@@ -41,7 +41,7 @@ class WeightStrategy:
         Raises:
             KeyError, ValueError: structures, shapes or dtypes do not fit.
         """
-        if isinstance(destination, torch.nn.Module):
+        if has_weights(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
             apply_weights(destination, weights)
             return
         if not isinstance(destination, (TensorDictBase, Mapping)):

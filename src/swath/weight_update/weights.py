@@ -11,6 +11,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from swath.weight_update.hidden import HiddenWeights
+
 
 def flat_weights(source: Any) -> dict[str, torch.Tensor]:
     """A module, a TensorDict, or a (nested) state dict as ``{"0.weight": tensor, …}``.
@@ -35,23 +37,47 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
             else:
                 flat[str(name)] = value
         return flat
+    if callable(source) and (own := _own_tensors(source)):
+        return own
     raise TypeError(
         f"weights must be a module, a TensorDict or a state dict, got {type(source).__name__}; to publish the policy's "
         "own weights, call update_policy_weights_() without arguments"
     )
 
 
-def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
-    if lazy:
-        raise ValueError(
-            f"the weights of {lazy[0]!r} do not exist yet: it is lazy, and was not called. Call the policy once before "
-            "the collector is made, or make it with policy_factory"
+def _own_tensors(policy: Any) -> dict[str, torch.Tensor]:
+    """What a policy has registered, and what it uses besides."""
+    own = HiddenWeights(policy).tensors
+    if isinstance(policy, nn.Module):
+        own.update(policy.named_parameters(remove_duplicate=False))
+        own.update(policy.named_buffers(remove_duplicate=False))
+    for name, tensor in own.items():
+        if isinstance(tensor, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"the weights of {name!r} do not exist yet: it is lazy, and was not called. Call the policy once "
+                "before the collector is made, or make it with policy_factory"
+            )
+    return own
+
+
+def has_weights(policy: Any) -> bool:
+    """Whether a policy may have any; one that is no module has, if they are found."""
+    return isinstance(policy, nn.Module) or (policy is not None and bool(HiddenWeights(policy).tensors))
+
+
+def require_findable(policy: Any) -> None:
+    """Of a policy that is copied elsewhere: that its weights, if it has any, can be found.
+
+    Raises:
+        RuntimeError: it has something in it that cannot be looked into, and no weights were found beside it.
+    """
+    hidden = HiddenWeights(policy)
+    if hidden.opaque and not _own_tensors(policy):
+        raise RuntimeError(
+            f"update_policy_weights_: cannot look into {hidden.opaque[0]} of the policy, so what it has of weights "
+            "cannot be sent. Give an nn.Module with them among its parameters, or policy_factory= and the weights; if "
+            "there are none, do not call this"
         )
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
 
 
 def apply_weights(policy: Any, source: Any) -> None:
@@ -67,9 +93,9 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
     Raises:
         KeyError, ValueError: these are not weights of this policy.
     """
-    if not isinstance(policy, nn.Module):
+    if not has_weights(policy):
         raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
-    own = _own_tensors(policy)
+    own = flat_weights(policy)
     flat = flat_weights(source)
     given = {name: tensor for name, tensor in flat.items() if isinstance(tensor, torch.Tensor)}
     for name in flat.keys() - given.keys():  # a state dict may have more in it, which is nobody's weight
@@ -77,14 +103,17 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
             raise TypeError(
                 f"these weights do not fit the policy: {name!r} is a {type(flat[name]).__name__}, not a tensor"
             )
+    given = _named_as_in(policy, own, given)
     unknown = [name for name in given if name not in own]
     # Tied layers have one tensor under several names; one of them will do.
     there = {id(own[name]) for name in given if name in own}
-    missing = [name for name, parameter in policy.named_parameters() if id(parameter) not in there]
+    missing = [name for name, tensor in own.items() if _is_weight(tensor) and id(tensor) not in there]
     if unknown or missing:
         what = f"has {unknown[0]!r}, which the policy has not" if unknown else f"lacks {missing[0]!r}"
         near = difflib.get_close_matches(unknown[0] if unknown else missing[0], list(own if unknown else given), 1)
         hint = f" (the policy has {near[0]!r})" if near and unknown else f" (it has {near[0]!r})" if near else ""
+        if missing and not unknown and missing[0] in HiddenWeights(policy).tensors:
+            hint = " (the policy uses it, but its state_dict() does not have it: give the policy itself)"
         raise KeyError(f"these weights do not fit the policy: the mapping {what}{hint}")
     for name, tensor in given.items():
         if tensor.shape != own[name].shape:
@@ -94,6 +123,24 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
             )
         require_exact(name, tensor.dtype, own[name].dtype)
     return [(own[name], tensor) for name, tensor in given.items()]
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """And no buffer, without which an update is one, too."""
+    return isinstance(tensor, nn.Parameter) or tensor.requires_grad
+
+
+def _named_as_in(policy: Any, own: Mapping[str, Any], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights of the module that a policy hides: as the policy calls them."""
+    if not given or all(name in own for name in given):
+        return given
+    roots = [root for root in HiddenWeights(policy).roots if all(root + name in own for name in given)]
+    if len(roots) > 1 and len({id(own[root + name]) for root in roots for name in given}) > len(given):
+        raise ValueError(
+            f"these weights fit several modules of the policy ({', '.join(root.rstrip('.') for root in roots)}); give "
+            "the policy, or nothing"
+        )
+    return {roots[0] + name: tensor for name, tensor in given.items()} if roots else given
 
 
 def require_exact(name: str, given: torch.dtype, own: torch.dtype) -> None:

@@ -29,8 +29,15 @@ from swath.envs.base import next_seed
 from swath.errors import CollectorClosed, NodeLost, NoLength
 from swath.rollout.layout import nested
 from swath.rollout.structure import Structure
+from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.nodes import NodeWeightSyncScheme
-from swath.weight_update.weights import choose_sources, fitting_weights, flat_weights
+from swath.weight_update.weights import (
+    choose_sources,
+    fitting_weights,
+    flat_weights,
+    has_weights,
+    require_findable,
+)
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
 from swath.workers.seeding import derived_seed
@@ -211,7 +218,8 @@ class NodesCollector(BaseCollector):
             super().__init__(budget, post, assembler, replay_buffer, extend_buffer)
             self._extends = extend_buffer
             self._writes_itself = replay_buffer is not None and self._let_nodes_write(replay_buffer)
-            if policy is not None and policy_factory is not None:
+            # A network that a function finds by its name may be another one where the function is imported.
+            if policy is not None and "policy" in self._schemes and (policy_factory or HiddenWeights(policy).tensors):
                 self._send("policy", policy, None, 0)
             elif loss.restarts and "policy" in self._schemes and policy is not None:
                 # The policy may be trained by the time that a node is started again.
@@ -244,7 +252,7 @@ class NodesCollector(BaseCollector):
 
     def _make_schemes(self, given: Any, policy: Any, policy_factory: Any) -> dict[str, NodeWeightSyncScheme]:
         schemes: dict[str, NodeWeightSyncScheme] = dict(given or {})
-        if given is None and (isinstance(policy, torch.nn.Module) or policy_factory is not None):
+        if given is None and (has_weights(policy) or policy_factory is not None):
             schemes["policy"] = self._scheme_class()
         for model_id, scheme in schemes.items():
             if not isinstance(scheme, NodeWeightSyncScheme):
@@ -252,7 +260,7 @@ class NodesCollector(BaseCollector):
                     f"{type(scheme).__name__} is for workers of one machine; {type(self).__name__} takes a "
                     f"{self._scheme_class.__name__}"
                 )
-            if model_id == "policy" and policy is not None and not isinstance(policy, torch.nn.Module):
+            if model_id == "policy" and policy is not None and not has_weights(policy):
                 raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to send")
             scheme.init_on_sender(model_id=model_id, context=self)
         return schemes
@@ -611,13 +619,17 @@ class NodesCollector(BaseCollector):
                 raise TypeError(
                     f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
                 )
+            if self.policy is not None:
+                require_findable(self.policy)
             return
         if source is None and (name != "policy" or self.policy is None):
             raise RuntimeError(
                 "update_policy_weights_: the policy was made by policy_factory on the nodes, so there are no weights "
                 "here to send; give them, or give policy= as well as policy_factory="
             )
-        if source is not None and name == "policy" and isinstance(self.policy, torch.nn.Module):
+        if source is None and name == "policy":
+            require_findable(self.policy)
+        if source is not None and name == "policy" and self.policy is not None:
             fitting_weights(self.policy, source)  # before any node gets some of it
 
     def _send(self, name: str, source: Any, nodes: Sequence[int] | None, version: int) -> None:

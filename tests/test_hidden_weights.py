@@ -1,0 +1,158 @@
+"""Weights that are in no ``state_dict()``: what is trained reaches those who collect, or an error says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hidden_policies
+from counting import make_counting
+from hidden_policies import HIDING, Agent, TwoNets, act_with_global, in_module
+from swath.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from swath.collectors.distributed import DistributedCollector
+from swath.envs import GymWrapper
+from swath.weight_update.hidden import HiddenWeights
+
+pytestmark = pytest.mark.processes
+
+
+def acts(collector: Any, version: int) -> float:
+    """What the policy did once this version of the weights acted; it is the same all over."""
+    for batch in collector:
+        stamps = batch["policy_version"]
+        if int(stamps.min()) == version:
+            (value,) = batch["action"].unique().tolist()
+            return value
+    raise AssertionError
+
+
+@pytest.mark.parametrize("how", HIDING)
+def test_weights_that_are_hidden_in_a_policy_reach_the_workers(how: str) -> None:
+    agent = Agent(1.0)
+    with MultiAsyncCollector(
+        [make_counting] * 2, HIDING[how](agent), frames_per_batch=6, num_workers=1, track_policy_version=True
+    ) as collector:
+        assert acts(collector, 0) == 1
+        agent.set(2)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 2
+        other = Agent(3)
+        collector.update_policy_weights_(other)  # the module that is hidden, or its weights
+        assert acts(collector, 2) == 3
+        other.set(4)
+        collector.update_policy_weights_(other.state_dict())
+        assert acts(collector, 3) == 4
+        other.set(5)
+        collector.update_policy_weights_(policy=HIDING[how](other))
+        assert acts(collector, 4) == 5
+        with pytest.raises(KeyError, match="do not fit the policy"):
+            collector.update_policy_weights_({"valeu": torch.zeros(3)})
+        if isinstance(collector.policy, nn.Module):
+            with pytest.raises(KeyError, match=r"its state_dict\(\) does not have it: give the policy itself"):
+                collector.update_policy_weights_(collector.policy.state_dict())
+        assert collector.policy_version == 4
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+def test_a_network_that_a_function_finds_by_its_name() -> None:
+    agent = hidden_policies.GLOBAL_AGENT
+    agent.set(7)
+    with MultiSyncCollector(
+        [make_counting] * 2, in_module(act_with_global), frames_per_batch=6, num_workers=2, track_policy_version=True
+    ) as collector:
+        assert acts(collector, 0) == 7  # a worker that imports the module makes another one
+        agent.set(8)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 8
+
+
+def test_several_modules_that_are_hidden_in_one_policy() -> None:
+    agent, scale = Agent(2), Agent(3)
+    with MultiSyncCollector(
+        [make_counting] * 2, in_module(TwoNets(agent, scale)), frames_per_batch=6, track_policy_version=True
+    ) as collector:
+        assert acts(collector, 0) == 6
+        agent.set(5)
+        scale.set(7)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 35
+        with pytest.raises(ValueError, match=r"fit several modules of the policy \(module\.agent, module\.scale\)"):
+            collector.update_policy_weights_(agent)
+
+
+def test_tied_weights_that_are_hidden() -> None:
+    one, other = Agent(2), Agent()
+    other.value = one.value
+    with MultiSyncCollector(
+        [make_counting] * 2, in_module(TwoNets(one, other)), frames_per_batch=6, track_policy_version=True
+    ) as collector:
+        assert acts(collector, 0) == 4
+        one.set(3)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 9
+        collector.update_policy_weights_(Agent(4))  # it is the same for both
+        assert acts(collector, 2) == 16
+
+
+def test_hidden_weights_on_nodes() -> None:
+    agent = Agent(1.0)
+    with DistributedCollector(
+        [make_counting],
+        in_module(lambda observation: agent.get_action(observation)),
+        frames_per_batch=6,
+        launcher="mp",
+        backend="gloo",
+        track_policy_version=True,
+    ) as collector:
+        assert acts(collector, 0) == 1
+        agent.set(2)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 2
+
+
+def test_hidden_weights_in_one_process() -> None:
+    agent = Agent(1.0)
+    with Collector(make_counting(), in_module(agent.get_action), frames_per_batch=6, track_policy_version=True) as own:
+        assert acts(own, 0) == 1
+        own.update_policy_weights_(Agent(2))
+        assert acts(own, 1) == 2
+        assert agent.value[0] == 2
+
+
+class Opaque:
+    """Cannot be looked into, as what is written in C cannot."""
+
+    __slots__ = ()
+
+    def __call__(self, observation: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*observation.shape[:-1], 3)
+
+
+def test_what_cannot_be_looked_into_is_told() -> None:
+    for policy in (in_module(Opaque()), Opaque()):
+        with MultiCollector([make_counting] * 2, policy, frames_per_batch=6, sync=True) as collector:
+            with pytest.raises(RuntimeError, match=r"cannot look into .*Opaque.*policy_factory="):
+                collector.update_policy_weights_()
+            assert collector.policy_version == 0
+
+
+def test_policies_without_weights_may_be_updated() -> None:
+    policy = in_module(lambda observation: torch.zeros(*observation.shape[:-1], 3))
+    with MultiSyncCollector([make_counting] * 2, policy, frames_per_batch=6) as collector:
+        collector.update_policy_weights_()  # as every training loop does
+    env = make_counting()
+    assert not HiddenWeights(lambda observation: env.rand_action()).tensors
+
+
+def test_envs_are_not_looked_into() -> None:
+    class Env(nn.Linear):
+        def reset(self) -> None: ...
+
+        def step(self) -> None: ...
+
+    env = Env(1, 1)
+    assert not HiddenWeights(lambda observation: env.step()).tensors
+    assert not HiddenWeights(lambda observation: GymWrapper(env)).tensors
