@@ -491,6 +491,17 @@ def test_questions_to_a_node_that_is_gone(on_loss: dict[str, Any]) -> None:
             unbroken(take(iter(collector), 5))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_trainers_own_module_is_restored(workers: int) -> None:
+    from test_multi import check_that_the_own_module_is_restored
+
+    check_that_the_own_module_is_restored(
+        lambda **policy: DistributedCollector(
+            [make_counting], frames_per_batch=20, num_workers_per_collector=workers, **policy
+        )
+    )
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_was_loaded_survives_a_restart() -> None:
     """Weights, version and ids."""
@@ -792,6 +803,17 @@ def test_delayed_launcher_hands_on_its_backend(tmp_path: Path, monkeypatch: pyte
 
     with pytest.raises(RuntimeError, match="backend='nccl' needs CUDA"):
         launchers._run_main(pickling.dumps_with_path((ask_for_nccl, (), {})), str(tmp_path), None, "nccl")
+
+
+def test_restarts_where_nobody_can_start_a_node_are_refused(tmp_path: Path) -> None:
+    from swath.collectors.distributed import RPCCollector
+
+    with pytest.raises(
+        ValueError, match="restart_nodes=2: DistributedCollector cannot start a node of this kind again"
+    ):
+        make(launcher="folder", folder=tmp_path, restart_nodes=2)
+    with pytest.raises(ValueError, match=r"RPCCollector cannot start.* on_node_loss='continue'"):
+        RPCCollector([make_counting], frames_per_batch=20, restart_nodes=1)
 
 
 def test_delayed_launcher_outside_of_its_function() -> None:

@@ -564,6 +564,47 @@ def test_state(kind: type) -> None:
         other.load_state_dict(state)
 
 
+def check_that_the_own_module_is_restored(make: Callable[..., Any]) -> None:
+    """What the trainer has is restored, too, be it newer than what workers have: else the next update would send them
+    the weights of an untrained policy."""
+
+    def fill(policy: torch.nn.Linear, value: float) -> torch.nn.Linear:
+        with torch.no_grad():
+            policy.weight.zero_()
+            policy.bias.fill_(value)
+        return policy
+
+    policy = fill(torch.nn.Linear(4, 3), 1.0)
+    with make(policy=policy) as collector:
+        fill(policy, 2.0)
+        collector.update_policy_weights_()
+        next(iter(collector))
+        fill(policy, 3.0)  # trained, and not sent
+        state = collector.state_dict()
+    fill(policy, 4.0)
+    resumed = fill(torch.nn.Linear(4, 3), 5.0)
+    with make(policy=resumed) as collector:
+        collector.load_state_dict(state)
+        assert (resumed.bias == 3.0).all()
+        assert (next(iter(collector))["action"] == 2.0).all()
+        collector.update_policy_weights_()
+        collector.reset()
+        assert (next(iter(collector))["action"] == 3.0).all()
+    with make(policy_factory=lambda: fill(torch.nn.Linear(4, 3), 6.0)) as collector:
+        collector.load_state_dict(state)  # there is no module here
+        state = collector.state_dict()
+    with make(policy=resumed) as collector:
+        collector.load_state_dict(state)
+        assert (resumed.bias == 2.0).all()  # what workers have is all that is known
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_the_trainers_own_module_is_restored(kind: type) -> None:
+    check_that_the_own_module_is_restored(
+        lambda **policy: kind([make_counting] * 2, num_workers=2, frames_per_batch=20, **policy)
+    )
+
+
 # -- layouts ---------------------------------------------------------------------------------------------------------
 
 

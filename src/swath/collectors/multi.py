@@ -32,7 +32,14 @@ from swath.rollout.layout import Key, nested
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.updaters import adopt_updater
-from swath.weight_update.weights import choose_sources, fitting_weights, has_weights, require_findable
+from swath.weight_update.weights import (
+    choose_sources,
+    fitting_weights,
+    has_weights,
+    load_own_policy,
+    require_findable,
+    save_own_policy,
+)
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
@@ -700,7 +707,7 @@ class MultiCollector(BaseCollector):
                 self._assembler.drop(cut)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, and what each worker can save of itself (see ``Collector.state_dict``)."""
+        """Counters, the policy's weights here, and what each worker can save of itself."""
         with self._held():
             return self._state_dict()
 
@@ -711,10 +718,13 @@ class MultiCollector(BaseCollector):
         state["iter"] = self._iter
         state["policy_version"] = self._policy_version
         state["random_frames_left"] = self._random_frames_left
-        return state
+        return {**state, **save_own_policy(self.policy)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Go on where ``state_dict`` was taken, with as many workers; new episodes start."""
+        """Go on where ``state_dict`` was taken, with as many workers; new episodes start.
+
+        The policy that this collector was made with has its weights again, too.
+        """
         states = [state_dict[name] for name in sorted((n for n in state_dict if n.startswith("worker")), key=_number)]
         self._require_open()
         if not states:
@@ -726,6 +736,7 @@ class MultiCollector(BaseCollector):
             )
         for member, state in zip(self._fleet.members, states, strict=True):
             self._call_idle("load_state_dict", state, strict, members=[member])
+        load_own_policy(self.policy, state_dict, strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._policy_version = state_dict["policy_version"]

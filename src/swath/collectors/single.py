@@ -41,7 +41,7 @@ from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.mail import Mail
 from swath.rollout.plan import PolicyPlan
 from swath.weight_update.updaters import adopt_updater
-from swath.weight_update.weights import apply_weights, choose_source
+from swath.weight_update.weights import apply_weights, choose_source, saved_state
 
 
 class Collector(BaseCollector):
@@ -501,10 +501,7 @@ class Collector(BaseCollector):
             "random_state": self._random_stream.state_dict(),
         }
         if isinstance(self.policy, torch.nn.Module):
-            state["policy_state_dict"] = {
-                name: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
-                for name, tensor in self.policy.state_dict().items()
-            }
+            state["policy_state_dict"] = saved_state(self.policy)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:

@@ -80,6 +80,37 @@ def require_findable(policy: Any) -> None:
         )
 
 
+def saved_state(module: nn.Module) -> dict[str, Any]:
+    """A module's state dict, that training does not change."""
+    state = module.state_dict()
+    return {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in state.items()}
+
+
+#: In the state of a collector whose workers, or nodes, have copies of the policy: the module that the trainer has.
+_OWN = "own_policy_state_dict"
+
+
+def save_own_policy(policy: Any) -> dict[str, Any]:
+    return {_OWN: saved_state(policy)} if isinstance(policy, nn.Module) else {}
+
+
+def load_own_policy(policy: Any, state: Mapping[str, Any], strict: bool) -> None:
+    """The trainer's module as it was; or, of a run that had none, as its first worker's was."""
+    weights = state.get(_OWN, copied_policy_state(state))
+    if isinstance(policy, nn.Module) and weights is not None:
+        policy.load_state_dict(weights, strict=strict)
+
+
+def copied_policy_state(state: Mapping[str, Any]) -> Any:
+    """The weights of the first copy of the policy in a collector's state, of one process or several."""
+    while "policy_state_dict" not in state:
+        inner = next((state[name] for name in ("node0", "worker0", "lane0") if name in state), None)
+        if inner is None:
+            return None
+        state = inner
+    return state["policy_state_dict"]
+
+
 def apply_weights(policy: Any, source: Any) -> None:
     """Copy weights into a policy, in place; all of them or, on any mismatch, none."""
     with torch.no_grad():

@@ -33,10 +33,13 @@ from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
     choose_sources,
+    copied_policy_state,
     fitting_weights,
     flat_weights,
     has_weights,
+    load_own_policy,
     require_findable,
+    save_own_policy,
 )
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
@@ -62,7 +65,7 @@ class NodesCollector(BaseCollector):
         max_weight_update_interval: send them to a node at the latest after so many of its batches; -1 for never.
         update_interval: send them to all nodes after every so many batches.
         weight_sync_schemes: by model id; the engine's own for the policy by default.
-        restart_nodes: how often a node that was lost, or raised, is started again.
+        restart_nodes: how often a node that was lost, or raised, is started again; 0 where that cannot be done.
         on_node_loss: "raise" (the default), or "continue" to go on with the others.
         start_timeout_s: how long nodes have to start.
         track_worker, track_env: write the node's, or the env's, number into ``("collector", "worker")`` or
@@ -198,6 +201,12 @@ class NodesCollector(BaseCollector):
         self._by_episode = trajs_per_batch is not None
         self._schemes = self._make_schemes(weight_sync_schemes, policy, policy_factory)
         engine = self._make_engine(count, **own)
+        if loss.restarts and not engine.restarts:
+            engine.close(0.0)
+            raise ValueError(
+                f"restart_nodes={loss.restarts}: {type(self).__name__} cannot start a node of this kind again (torch "
+                "RPC, or nodes that others start); on_node_loss='continue' goes on with the rest"
+            )
         self._roster = roster = Roster(
             engine, loss, type(self).__name__, self.lock, start_timeout_s, self._welcome, self._forget
         )
@@ -709,13 +718,14 @@ class NodesCollector(BaseCollector):
             self._assembler.drop_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, and what each node can save of itself (see ``Collector.state_dict``)."""
+        """Counters, the policy's weights here, and what each node can save of itself (see ``Collector.state_dict``)."""
         with self._held():
             self._require_open()
             state: dict[str, Any] = {f"node{m.node}": own for m, own in self._roster.ask_all("state_dict")}
             under_way = [order.random_frames for member in self._alive for order in member.pending.values()]
             return {
                 **state,
+                **save_own_policy(self.policy),
                 "frames": self._frames,
                 "iter": self._iter,
                 "policy_version": self._policy_version,
@@ -729,7 +739,10 @@ class NodesCollector(BaseCollector):
             self._roster.ask(member, "begin_ids_at", member.next_own_id)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Go on where ``state_dict`` was taken, with as many nodes; new episodes start."""
+        """Go on where ``state_dict`` was taken, with as many nodes; new episodes start.
+
+        The policy that this collector was made with has its weights again, too.
+        """
         states = {name: own for name, own in state_dict.items() if name.startswith("node")}
         if not states:
             raise ValueError("this is not the state of a collector of nodes: it has no 'node0'")
@@ -740,10 +753,11 @@ class NodesCollector(BaseCollector):
         for member, (name, own) in zip(self._alive, states.items(), strict=True):
             member.next_own_id = max(member.next_own_id, state_dict["next_ids"][name])
             self._roster.ask(member, "load_state_dict", own, strict, member.next_own_id)
-            weights = _policy_state(own)
+            weights = copied_policy_state(own)
             if weights is not None and "policy" in self._schemes and self._loss.restarts:
                 shared = self.share_weights(_tensors(weights))
                 self._schemes["policy"].remember(shared, [member.node], self._policy_version)
+        load_own_policy(self.policy, state_dict, strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._random_frames_left = state_dict["random_frames_left"]
@@ -852,13 +866,3 @@ def storing(device: Any) -> torch.device | None:
 
 def _tensors(source: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in flat_weights(source).items() if isinstance(tensor, torch.Tensor)}
-
-
-def _policy_state(state: Mapping[str, Any]) -> Any:
-    """The policy's weights in the state of a node's collector, of one process or several."""
-    while "policy_state_dict" not in state:
-        inner = next((state[name] for name in ("worker0", "lane0") if name in state), None)
-        if inner is None:
-            return None
-        state = inner
-    return state["policy_state_dict"]
