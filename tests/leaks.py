@@ -45,6 +45,15 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def _open_files() -> list[str]:
+    """What descriptors are of; for who looks for one that was left open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them
+            found.append(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return sorted(found)
+
+
 def shared_memory() -> set[str]:
     """Named memory, but for that of programs beside this one, such as another process that runs tests.
 
@@ -99,5 +108,7 @@ def nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()
     assert wait_until(lambda: children() <= before[0]), f"processes left: {children() - before[0]}"
-    assert wait_until(lambda: descriptors() <= before[1]), f"descriptors: {before[1]} before, {descriptors()} after"
+    assert wait_until(lambda: descriptors() <= before[1]), (
+        f"descriptors: {before[1]} before, {descriptors()} after: {_open_files()}"
+    )
     assert shared_memory() <= before[2], f"shared memory left: {shared_memory() - before[2]}"
