@@ -12,12 +12,22 @@ from chaos_round import KINDS, Plan
 from swath.collectors import Collector
 from swath.envs import GymWrapper
 
-#: A round of each kind of use, with kills where there is somebody to kill.
-SEEDS = [(kind, seed) for kind in KINDS for seed in (1, 2)]
+#: Each kind of collector, with a kill where there is somebody to kill. Rounds that once failed are among them: rows of
+#: zeros (MultiAsync 159), a hole (MultiSync 117726), too many frames (MultiSync 46116), torn weights (AsyncBatched 91).
+SEEDS = {
+    "Collector": [7, 14],
+    "MultiSync": [46116, 117726],
+    "MultiAsync": [159, 506],
+    "AsyncCollector": [10],
+    "AsyncBatched": [91],
+    "ParallelEnv": [502],
+    "Distributed": [6, 503],
+}
+assert tuple(SEEDS) == KINDS
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("kind", "seed"), SEEDS)
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in SEEDS[kind]])
 def test_every_frame_is_true_whatever_is_called_and_killed(kind: str, seed: int) -> None:
     chaos.play(kind, seed)
 
