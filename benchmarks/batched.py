@@ -76,6 +76,10 @@ class _PausedBetween(_Batched):
         super().close()
 
 
+def _torchrl_policy(setting: Setting) -> Any:
+    return torchrl_policy(setting, setting.make_network())
+
+
 def torchrl_batched(setting: Setting, **options: Any) -> Contender:
     from torchrl.collectors import AsyncBatchedCollector
 
@@ -83,10 +87,9 @@ def torchrl_batched(setting: Setting, **options: Any) -> Contender:
         warnings.simplefilter("ignore", FutureWarning)  # defaults of its next version
         collector = AsyncBatchedCollector(
             [partial(torchrl_env, setting)] * setting.num_envs,
-            policy=torchrl_policy(setting, setting.make_network()),
             frames_per_batch=setting.frames_per_batch,
             max_batch_size=setting.num_envs,
-            **options,
+            **(options if "policy_factory" in options else {"policy": _torchrl_policy(setting), **options}),
         )
     return _PausedBetween(setting, collector)
 
@@ -97,11 +100,18 @@ def torchrl_processes(setting: Setting) -> Contender:
     return torchrl_batched(setting, env_backend="multiprocessing", envs_per_worker=per_worker)
 
 
+def torchrl_served(setting: Setting) -> Contender:
+    """What its documentation has as the fastest: a process for each env, the policy in one of its own."""
+    make_policy = partial(_torchrl_policy, setting)
+    return torchrl_batched(setting, env_backend="multiprocessing", policy_factory=make_policy, transport="auto")
+
+
 #: By the names of the command line and of the results.
 CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
     "swath": swath_batched,
     "torchrl-threads": torchrl_batched,
     "torchrl-processes": torchrl_processes,
+    "torchrl-served": torchrl_served,
     "envpool": EnvPoolLoop,
 }
 RIVALS = [name for name in CONTENDERS if name not in OURS]
@@ -110,6 +120,7 @@ TITLES = {
     "swath": "swath AsyncBatched",
     "torchrl-threads": "torchrl, threads",
     "torchrl-processes": "torchrl, processes",
+    "torchrl-served": "torchrl, processes, policy_factory, transport='auto'",
     "envpool": "EnvPool loop (C++)",
 }
 
@@ -124,8 +135,9 @@ def heading(options: argparse.Namespace) -> str:
 def run(options: argparse.Namespace) -> Iterator[Throughput]:
     for setting in SETTINGS:
         names = [*OURS, *(name for name in RIVALS if options.only is None or name in options.only)]
-        if setting.num_envs > 8:  # a batch of torchrl's takes seconds there: its default only, and none for a look
-            left_out = {"torchrl-threads", "torchrl-processes"} if options.quick else {"torchrl-processes"}
+        if setting.num_envs > 8:  # a batch of torchrl's takes seconds there: its fastest only, and none for a look
+            slower = {"torchrl-threads", "torchrl-processes"}
+            left_out = {*slower, "torchrl-served"} if options.quick else slower
             names = [name for name in names if name not in left_out]
         contenders = {name: CONTENDERS[name] for name in names}
         yield Race(setting, contenders, TITLES, OURS, WARM_UP_ROUNDS, usable_cores(), "central").run(options)
