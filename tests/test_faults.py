@@ -23,11 +23,12 @@ from tensordict.nn import TensorDictModule
 from counting import CountingEnv, assert_consistent, make_counting
 from leaks import children, descriptors, wait_until
 from policies_for_tests import deterministic
-from slow_envs import Fails, NeedsTwo, Unpicklable
+from slow_envs import ODD_EXCEPTIONS, Fails, FailsAsText, FailsToArrive, NeedsTwo, Unpicklable
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import GymWrapper
-from swath.errors import OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
+from swath.errors import CollectorClosed, OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
 from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from swath.workers.fleet import Fleet
 from swath.workers.memory import SharedMemory
 from swath.workers.start import server
 
@@ -262,6 +263,56 @@ def test_exceptions_that_cannot_be_pickled(kind: type[Exception]) -> None:
         next(iter(collector))
 
 
+@pytest.mark.parametrize("odd", ODD_EXCEPTIONS)
+def test_an_exception_that_fails_itself_is_told_all_the_same(odd: type[Exception]) -> None:
+    """When it is shown, pickled, unpickled or given a note: it is what happened, and its worker did not die."""
+    collector = MultiSyncCollector([lambda: Fails(3, lambda: raise_it(odd()))], frames_per_batch=60)
+    with pytest.raises(ODD_EXCEPTIONS[odd]) as caught:
+        next(iter(collector))
+    assert type(caught.value) is ODD_EXCEPTIONS[odd]
+    assert type(caught.value) is odd or odd.__name__ in str(caught.value)
+    notes = "\n".join(caught.value.__notes__)
+    assert "raised by env 0 (_Fails) in its step" in notes
+    assert "raised in worker 0 (pid" in notes
+    assert "raise_it" in str(caught.value.__cause__)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("odd", [FailsAsText, FailsToArrive])
+def test_an_exception_that_fails_itself_can_be_survived_by_restarting(odd: type[Exception]) -> None:
+    collector = MultiAsyncCollector(
+        [lambda: Fails(70, lambda: raise_it(odd()))], frames_per_batch=60, total_frames=120, restart_workers=2
+    )
+    assert sum(batch.numel() for batch in collector) == 120
+
+
+def test_what_an_env_leaves_with_in_a_call_is_an_answer() -> None:
+    collector = MultiSyncCollector([make_counting], frames_per_batch=60)
+    with pytest.raises(WorkerRaised, match="SystemExit: not now"):
+        collector.cascade_execute("env.set_seed", _Leaves())
+    assert next(iter(collector)).numel() == 60
+    collector.shutdown()
+
+
+class _Leaves:
+    def __int__(self) -> int:
+        sys.exit("not now")
+
+    __index__ = __int__
+
+
+def test_an_exception_whose_constructor_makes_its_message_tells_the_true_one() -> None:
+    collector = MultiSyncCollector([lambda: Fails(3, lambda: raise_it(Stuck("the door")))], frames_per_batch=60)
+    with pytest.raises(Stuck) as caught:
+        next(iter(collector))
+    assert "it said: the door is stuck" in "\n".join(caught.value.__notes__)
+
+
+class Stuck(Exception):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is stuck")
+
+
 def test_what_cannot_be_sent_is_named_before_anything_starts() -> None:
     lock = threading.Lock()
     before = children()
@@ -362,6 +413,99 @@ def test_shutdown_in_the_middle_and_after_a_death(kind: type) -> None:
         collector.shutdown()
         break
     collector.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_from_another_thread_ends_who_iterates(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was told to leave was not lost, however late that is noticed."""
+    is_shut_down = threading.Event()
+    obituary = Fleet.obituary
+
+    def late_obituary(fleet: Fleet, member: Any) -> Any:
+        is_shut_down.wait(20)
+        return obituary(fleet, member)
+
+    monkeypatch.setattr(Fleet, "obituary", late_obituary)
+    collector = collecting(kind)
+    batches = iter(collector)
+    next(batches)
+
+    def shut_down() -> None:
+        collector.shutdown()
+        is_shut_down.set()
+
+    other = threading.Thread(target=shut_down)
+    other.start()
+    with pytest.raises(CollectorClosed, match="was shut down after"):
+        exhaust(batches)
+    other.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_from_a_signal_handler_ends_who_iterates(kind: type) -> None:
+    """In the middle of a wait of the same thread, which is where a job that is ended mostly is."""
+    collector = collecting(kind, frames_per_batch=10_000_000)
+    before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown())
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(CollectorClosed):
+            next(iter(collector))
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_while_a_worker_is_started_again_leaves_none(kind: type, tmp_path: Path) -> None:
+    """One that is made when nobody looks for it any more."""
+
+    def make() -> Any:
+        (tmp_path / str(os.getpid())).touch()
+        if len(list(tmp_path.iterdir())) > 1:
+            time.sleep(1000)
+        return make_counting()
+
+    collector = kind([make], deterministic(), frames_per_batch=60, restart_workers=5)
+    batches = iter(collector)
+    next(batches)
+    os.kill(pids(collector)[0], signal.SIGKILL)
+
+    def shut_down() -> None:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 30)
+        collector.shutdown(timeout=1.0)
+
+    other = threading.Thread(target=shut_down)
+    other.start()
+    with pytest.raises(CollectorClosed):
+        exhaust(batches)
+    other.join()
+    assert wait_until(lambda: all_gone([int(path.name) for path in tmp_path.iterdir()]))
+
+
+@pytest.mark.alone
+def test_shutdown_does_not_wait_for_a_worker_that_does_not_read() -> None:
+    """Another thread is in the middle of a message to it."""
+    collector = collecting(MultiSyncCollector)
+    os.kill(pids(collector)[0], signal.SIGSTOP)
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            collector.cascade_execute("env.set_seed", "x" * 10_000_000)
+        except BaseException as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert wait_until(lambda: collector._fleet.members[0].due == 1)
+    started = time.monotonic()
+    collector.shutdown(timeout=2.0)
+    assert time.monotonic() - started < 5
+    caller.join(10)
+    assert not caller.is_alive()
+    assert isinstance(errors[0], CollectorClosed)
 
 
 # -- resources -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import cloudpickle
 import torch
 
 from swath import platforms
-from swath.errors import InferenceError, ServerClosed, ServerDied
+from swath.errors import InferenceError, ServerClosed, ServerDied, told
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
 from swath.modules.inference.reception import Address
@@ -127,9 +127,7 @@ class ProcessInferenceServer:
             kind, content = hold.receive()
             if kind == "failed":
                 cause = unpack(content, -1, f"the inference server's process (pid {process.pid})")
-                raise InferenceError(
-                    f"the inference server could not start: {type(cause).__name__}: {cause}"
-                ) from cause
+                raise InferenceError(f"the inference server could not start: {told(cause)}") from cause
         except BaseException:
             hold.end(0.5)
             raise
