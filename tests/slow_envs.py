@@ -149,8 +149,8 @@ class FailsToArrive(Exception):
         super().__init__("far from home")
         self.home = home or os.getpid()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["home"] != os.getpid():
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        if state is not None and state["home"] != os.getpid():
             raise OSError("in __setstate__")
 
 

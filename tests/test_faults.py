@@ -640,6 +640,102 @@ def test_workers_leave_when_the_parent_is_killed(programs: Any, sync: bool) -> N
     assert wait_until(lambda: all_gone(mine), 5)
 
 
+def have_left(mine: list[int]) -> bool:
+    """Whoever has become their parent may not have noticed yet."""
+    for pid in mine:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return False
+    return True
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("sync", [True, False])
+def test_forked_workers_leave_together_when_the_parent_is_killed(programs: Any, sync: bool) -> None:
+    """Each has been forked with the pipes of those before it."""
+    body = f"""
+collector.shutdown()
+collector = MultiCollector([make_counting] * 6, frames_per_batch=60, num_workers=6, sync={sync}, mp_start_method="fork")
+print(*[line["pid"] for line in collector.stats()["workers"]], flush=True)
+for batch in collector:
+    print(".", flush=True)
+    time.sleep(1000)
+"""
+    process = programs(body, sync)
+    worker_pids(process)
+    mine = worker_pids(process)
+    process.stdout.readline()
+    process.kill()
+    assert wait_until(lambda: have_left(mine), 5)
+
+
+@pytest.mark.alone
+def test_workers_leave_though_a_forked_copy_of_their_parent_lives_on(programs: Any) -> None:
+    """A DataLoader's worker, say, which has copies of all descriptors."""
+    body = """
+import os, signal
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    while True: signal.pause()
+print(child, flush=True)
+next(iter(collector))
+print(".", flush=True)
+time.sleep(1000)
+"""
+    process = programs(body)
+    mine = worker_pids(process)
+    child = int(process.stdout.readline())
+    process.stdout.readline()
+    process.kill()
+    try:
+        assert wait_until(lambda: have_left(mine), 5)
+        assert not have_left([child])
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+_DIES_WHILE_THE_SERVER_IMPORTS = """
+from swath.workers.start import server
+server().ensure_running()
+print(server()._forkserver_pid, flush=True)
+"""
+_DIES_WHILE_A_NEW_INTERPRETER_IMPORTS = """
+import os, slow_module
+from swath.workers.start import start_process
+os.environ["SLOW"] = "1"
+print(start_process("spawn", slow_module.main, (), "slow").pid, flush=True)
+"""
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [(_DIES_WHILE_THE_SERVER_IMPORTS, "gymnasium"), (_DIES_WHILE_A_NEW_INTERPRETER_IMPORTS, "slow_module")],
+)
+def test_what_is_importing_leaves_when_the_parent_is_killed(script: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(f"""
+import os, pathlib, time
+if {module!r} == "gymnasium" or "SLOW" in os.environ:
+    pathlib.Path({str(tmp_path)!r}, "begun").touch()
+    time.sleep(60)
+def main(): pass
+""")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", script + "import time; time.sleep(1000)"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert wait_until((tmp_path / "begun").exists, 30)
+    process.kill()
+    process.communicate()
+    try:
+        assert wait_until(lambda: have_left([pid]), 5)
+    finally:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("sync", [True, False])
 def test_ctrl_c_gives_one_traceback(programs: Any, sync: bool) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
@@ -87,6 +89,26 @@ class Channel:
         self.connection.close()
         if is_held:
             self._sending.release()
+
+
+#: Owners' ends.
+_not_for_children: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def close_when_forked(channel: Channel) -> None:
+    """A process that is forked from this one would hold this end open, and who is at the other never hear that we are
+    gone: workers that were started with "fork" would each hold those of the ones before."""
+    _not_for_children.add(channel)
+
+
+def _close_all() -> None:
+    for channel in list(_not_for_children):
+        with suppress(OSError):
+            channel.connection.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
 
 
 class RemoteTraceback(Exception):

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from swath.errors import CollectorClosed, WorkerDied, WorkerHangs
 from swath.workers import ctrl_c, pickling
 from swath.workers.board import PAGE_BYTES, Page, Shares
-from swath.workers.channel import Channel, unpack
+from swath.workers.channel import Channel, close_when_forked, unpack
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.memory import SharedMemory, require_descriptors
 from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
@@ -189,6 +189,7 @@ class Fleet:
         try:
             ours, theirs = Pipe(duplex=True)
             member.channel = Channel(ours)
+            close_when_forked(member.channel)
             try:
                 member.process = start_process(
                     self._method,
@@ -204,7 +205,7 @@ class Fleet:
                 member.number,
             ) from error
         member.pid = member.process.pid
-        member.sentinel = os.pidfd_open(member.pid) if hasattr(os, "pidfd_open") else member.process.sentinel
+        member.sentinel = os.pidfd_open(member.process.pid) if hasattr(os, "pidfd_open") else member.process.sentinel
         member.hung_up = member.handed_over = False
         self._started(member.number)
         if self._ends.is_set():  # by another thread, that did not know of this one

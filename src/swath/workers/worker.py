@@ -432,6 +432,11 @@ class Worker:
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
+    def leave(self) -> None:
+        """After the step that is being taken; from another thread."""
+        self.leaving = True
+        self._page.waiting[0] = 1
+
     def close(self) -> None:
         for scheme in self._receivers.values():
             with suppress(Exception):
