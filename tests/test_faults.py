@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -23,7 +24,7 @@ from tensordict.nn import TensorDictModule
 from counting import CountingEnv, assert_consistent, make_counting
 from leaks import children, descriptors, wait_until
 from policies_for_tests import deterministic
-from slow_envs import ODD_EXCEPTIONS, Fails, FailsAsText, FailsToArrive, NeedsTwo, Unpicklable
+from slow_envs import ODD_EXCEPTIONS, Fails, FailsAsText, FailsToArrive, NeedsTwo, Switch, Unpicklable, WaitsForFile
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import GymWrapper
 from swath.errors import CollectorClosed, OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
@@ -415,8 +416,20 @@ def test_shutdown_in_the_middle_and_after_a_death(kind: type) -> None:
     collector.shutdown()
 
 
+def endless(kind: type, tmp_path: Path) -> Any:
+    """Its first batch takes minutes."""
+    slow = functools.partial(WaitsForFile, Switch(str(tmp_path / "never")), 10)
+    return kind([slow] * 2, frames_per_batch=40_000, num_workers=2)
+
+
+def is_in_the_middle(collector: Any) -> bool:
+    return all(line["frames"] > 10 for line in collector.stats()["workers"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_shutdown_from_another_thread_ends_who_iterates(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_from_another_thread_ends_who_iterates(
+    kind: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A worker that was told to leave was not lost, however late that is noticed."""
     is_shut_down = threading.Event()
     obituary = Fleet.obituary
@@ -426,33 +439,37 @@ def test_shutdown_from_another_thread_ends_who_iterates(kind: type, monkeypatch:
         return obituary(fleet, member)
 
     monkeypatch.setattr(Fleet, "obituary", late_obituary)
-    collector = collecting(kind)
-    batches = iter(collector)
-    next(batches)
+    collector = endless(kind, tmp_path)
 
     def shut_down() -> None:
+        assert wait_until(lambda: is_in_the_middle(collector), 30)
         collector.shutdown()
         is_shut_down.set()
 
     other = threading.Thread(target=shut_down)
     other.start()
     with pytest.raises(CollectorClosed, match="was shut down after"):
-        exhaust(batches)
+        next(iter(collector))
     other.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shutdown_from_a_signal_handler_ends_who_iterates(kind: type) -> None:
+def test_shutdown_from_a_signal_handler_ends_who_iterates(kind: type, tmp_path: Path) -> None:
     """In the middle of a wait of the same thread, which is where a job that is ended mostly is."""
-    collector = collecting(kind, frames_per_batch=10_000_000)
+    collector = endless(kind, tmp_path)
     before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown())
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
+
+    def send_it() -> None:
+        assert wait_until(lambda: is_in_the_middle(collector), 30)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    other = threading.Thread(target=send_it)
+    other.start()
     try:
         with pytest.raises(CollectorClosed):
             next(iter(collector))
     finally:
-        timer.join()
+        other.join()
         signal.signal(signal.SIGUSR1, before)
 
 
