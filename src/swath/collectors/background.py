@@ -153,7 +153,7 @@ class Background:
     @property
     def _what_failed(self) -> str:
         assert self._failure is not None
-        return f"{self._name} has stopped collecting in the background: {told(self._failure)}."
+        return f"{self._name} has stopped collecting in the background: {told(self._failure).removesuffix('.')}."
 
     @property
     def failure(self) -> BackgroundFailed | None:

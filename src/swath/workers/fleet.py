@@ -499,7 +499,7 @@ class Fleet:
         if process is not None:
             if sentinel not in (-1, process.sentinel):
                 os.close(sentinel)
-            _reaped(process, 0.1)
+            _reaped(process, 1.0)
             with contextlib.suppress(OSError, ValueError, AssertionError):
                 process.close()
         if member.channel is not None:

@@ -312,6 +312,8 @@ class _Hold:
             wait([self._sentinel], timeout=max(timeout_s * share, 0.05))
         self._note_exit_code()
         with self._lock:
+            if self._is_closed:  # by another thread, meanwhile
+                return
             self._is_closed = True
             os.close(self._sentinel)
             self.channel.close()
