@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import torch.distributed
 
 from swath.workers.start import server
@@ -84,6 +85,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+@contextlib.contextmanager
+def warned(text: str) -> Iterator[None]:
+    """By any thread."""
+    with pytest.warns(UserWarning, match=text):
+        yield
 
 
 @functools.lru_cache(maxsize=1)

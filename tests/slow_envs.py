@@ -14,6 +14,7 @@ from torch import nn
 
 from counting import CountingEnv
 from swath.envs import EnvBase, GymWrapper
+from swath.errors import WorkerRaised
 from swath.weight_update import WeightSyncScheme
 
 
@@ -114,3 +115,68 @@ class NeedsTwo(Exception):
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(f"{name} is {number}")
+
+
+# -- exceptions that fail themselves -----------------------------------------------------------------------------------
+
+
+class FailsAsText(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError("in __str__")
+
+
+class _NoRepr:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError("in __repr__")
+
+
+class FailsAsRepr(KeyError):
+    """Whose text is the ``repr`` of what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(_NoRepr())
+
+
+class FailsToLeave(Exception):
+    def __reduce__(self) -> Any:
+        raise ZeroDivisionError("in __reduce__")
+
+
+class FailsToArrive(Exception):
+    """Can be unpickled where it was made, and nowhere else."""
+
+    def __init__(self, home: int | None = None) -> None:
+        super().__init__("far from home")
+        self.home = home or os.getpid()
+
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        if state is not None and state["home"] != os.getpid():
+            raise OSError("in __setstate__")
+
+
+class BecomesText(Exception):
+    def __reduce__(self) -> Any:
+        return str, ("no exception any more",)
+
+
+class TakesNoNotes(Exception):
+    def add_note(self, note: str) -> None:
+        raise ZeroDivisionError("in add_note")
+
+
+class HasOddNotes(Exception):
+    def __init__(self) -> None:
+        super().__init__("notes that are no strings")
+        self.__notes__ = [_NoRepr(), lambda: 5]
+
+
+#: And the type that it has in its owner's process.
+ODD_EXCEPTIONS: dict[type[Exception], type[Exception]] = {
+    FailsAsText: FailsAsText,
+    FailsAsRepr: WorkerRaised,
+    FailsToLeave: WorkerRaised,
+    FailsToArrive: WorkerRaised,
+    BecomesText: WorkerRaised,
+    TakesNoNotes: TakesNoNotes,
+    HasOddNotes: WorkerRaised,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -23,11 +24,12 @@ from tensordict.nn import TensorDictModule
 from counting import CountingEnv, assert_consistent, make_counting
 from leaks import children, descriptors, wait_until
 from policies_for_tests import deterministic
-from slow_envs import Fails, NeedsTwo, Unpicklable
+from slow_envs import ODD_EXCEPTIONS, Fails, FailsAsText, FailsToArrive, NeedsTwo, Switch, Unpicklable, WaitsForFile
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import GymWrapper
-from swath.errors import OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
+from swath.errors import CollectorClosed, OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
 from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from swath.workers.fleet import Fleet
 from swath.workers.memory import SharedMemory
 from swath.workers.start import server
 
@@ -262,6 +264,56 @@ def test_exceptions_that_cannot_be_pickled(kind: type[Exception]) -> None:
         next(iter(collector))
 
 
+@pytest.mark.parametrize("odd", ODD_EXCEPTIONS)
+def test_an_exception_that_fails_itself_is_told_all_the_same(odd: type[Exception]) -> None:
+    """When it is shown, pickled, unpickled or given a note: it is what happened, and its worker did not die."""
+    collector = MultiSyncCollector([lambda: Fails(3, lambda: raise_it(odd()))], frames_per_batch=60)
+    with pytest.raises(ODD_EXCEPTIONS[odd]) as caught:
+        next(iter(collector))
+    assert type(caught.value) is ODD_EXCEPTIONS[odd]
+    assert type(caught.value) is odd or odd.__name__ in str(caught.value)
+    notes = "\n".join(caught.value.__notes__)
+    assert "raised by env 0 (_Fails) in its step" in notes
+    assert "raised in worker 0 (pid" in notes
+    assert "raise_it" in str(caught.value.__cause__)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("odd", [FailsAsText, FailsToArrive])
+def test_an_exception_that_fails_itself_can_be_survived_by_restarting(odd: type[Exception]) -> None:
+    collector = MultiAsyncCollector(
+        [lambda: Fails(70, lambda: raise_it(odd()))], frames_per_batch=60, total_frames=120, restart_workers=2
+    )
+    assert sum(batch.numel() for batch in collector) == 120
+
+
+def test_what_an_env_leaves_with_in_a_call_is_an_answer() -> None:
+    collector = MultiSyncCollector([make_counting], frames_per_batch=60)
+    with pytest.raises(WorkerRaised, match="SystemExit: not now"):
+        collector.cascade_execute("env.set_seed", _Leaves())
+    assert next(iter(collector)).numel() == 60
+    collector.shutdown()
+
+
+class _Leaves:
+    def __int__(self) -> int:
+        sys.exit("not now")
+
+    __index__ = __int__
+
+
+def test_an_exception_whose_constructor_makes_its_message_tells_the_true_one() -> None:
+    collector = MultiSyncCollector([lambda: Fails(3, lambda: raise_it(Stuck("the door")))], frames_per_batch=60)
+    with pytest.raises(Stuck) as caught:
+        next(iter(collector))
+    assert "it said: the door is stuck" in "\n".join(caught.value.__notes__)
+
+
+class Stuck(Exception):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is stuck")
+
+
 def test_what_cannot_be_sent_is_named_before_anything_starts() -> None:
     lock = threading.Lock()
     before = children()
@@ -362,6 +414,115 @@ def test_shutdown_in_the_middle_and_after_a_death(kind: type) -> None:
         collector.shutdown()
         break
     collector.shutdown()
+
+
+def endless(kind: type, tmp_path: Path) -> Any:
+    """Its first batch takes minutes."""
+    slow = functools.partial(WaitsForFile, Switch(str(tmp_path / "never")), 10)
+    return kind([slow] * 2, frames_per_batch=40_000, num_workers=2)
+
+
+def is_in_the_middle(collector: Any) -> bool:
+    return all(line["frames"] > 10 for line in collector.stats()["workers"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_from_another_thread_ends_who_iterates(
+    kind: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A worker that was told to leave was not lost, however late that is noticed."""
+    is_shut_down = threading.Event()
+    obituary = Fleet.obituary
+
+    def late_obituary(fleet: Fleet, member: Any) -> Any:
+        is_shut_down.wait(20)
+        return obituary(fleet, member)
+
+    monkeypatch.setattr(Fleet, "obituary", late_obituary)
+    collector = endless(kind, tmp_path)
+
+    def shut_down() -> None:
+        assert wait_until(lambda: is_in_the_middle(collector), 30)
+        collector.shutdown()
+        is_shut_down.set()
+
+    other = threading.Thread(target=shut_down)
+    other.start()
+    with pytest.raises(CollectorClosed, match="was shut down after"):
+        next(iter(collector))
+    other.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_from_a_signal_handler_ends_who_iterates(kind: type, tmp_path: Path) -> None:
+    """In the middle of a wait of the same thread, which is where a job that is ended mostly is."""
+    collector = endless(kind, tmp_path)
+    before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown())
+
+    def send_it() -> None:
+        assert wait_until(lambda: is_in_the_middle(collector), 30)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    other = threading.Thread(target=send_it)
+    other.start()
+    try:
+        with pytest.raises(CollectorClosed):
+            next(iter(collector))
+    finally:
+        other.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_while_a_worker_is_started_again_leaves_none(kind: type, tmp_path: Path) -> None:
+    """One that is made when nobody looks for it any more."""
+
+    def make() -> Any:
+        (tmp_path / str(os.getpid())).touch()
+        if len(list(tmp_path.iterdir())) > 1:
+            time.sleep(1000)
+        return make_counting()
+
+    collector = kind([make], deterministic(), frames_per_batch=60, restart_workers=5)
+    batches = iter(collector)
+    next(batches)
+    os.kill(pids(collector)[0], signal.SIGKILL)
+
+    def shut_down() -> None:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 30)
+        collector.shutdown(timeout=1.0)
+
+    other = threading.Thread(target=shut_down)
+    other.start()
+    with pytest.raises(CollectorClosed):
+        exhaust(batches)
+    other.join()
+    assert wait_until(lambda: all_gone([int(path.name) for path in tmp_path.iterdir()]))
+
+
+@pytest.mark.alone
+def test_shutdown_does_not_wait_for_a_worker_that_does_not_read() -> None:
+    """Another thread is in the middle of a message to it."""
+    collector = collecting(MultiSyncCollector)
+    os.kill(pids(collector)[0], signal.SIGSTOP)
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            collector.cascade_execute("env.set_seed", "x" * 10_000_000)
+        except BaseException as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert wait_until(lambda: collector._fleet.members[0].due == 1)
+    started = time.monotonic()
+    collector.shutdown(timeout=2.0)
+    assert time.monotonic() - started < 5
+    caller.join(10)
+    assert not caller.is_alive()
+    assert isinstance(errors[0], CollectorClosed)
 
 
 # -- resources -------------------------------------------------------------------------------------------------------
@@ -494,6 +655,102 @@ def test_workers_leave_when_the_parent_is_killed(programs: Any, sync: bool) -> N
     process.stdout.readline()
     process.kill()
     assert wait_until(lambda: all_gone(mine), 5)
+
+
+def have_left(mine: list[int]) -> bool:
+    """Whoever has become their parent may not have noticed yet."""
+    for pid in mine:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return False
+    return True
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("sync", [True, False])
+def test_forked_workers_leave_together_when_the_parent_is_killed(programs: Any, sync: bool) -> None:
+    """Each has been forked with the pipes of those before it."""
+    body = f"""
+collector.shutdown()
+collector = MultiCollector([make_counting] * 6, frames_per_batch=60, num_workers=6, sync={sync}, mp_start_method="fork")
+print(*[line["pid"] for line in collector.stats()["workers"]], flush=True)
+for batch in collector:
+    print(".", flush=True)
+    time.sleep(1000)
+"""
+    process = programs(body, sync)
+    worker_pids(process)
+    mine = worker_pids(process)
+    process.stdout.readline()
+    process.kill()
+    assert wait_until(lambda: have_left(mine), 5)
+
+
+@pytest.mark.alone
+def test_workers_leave_though_a_forked_copy_of_their_parent_lives_on(programs: Any) -> None:
+    """A DataLoader's worker, say, which has copies of all descriptors."""
+    body = """
+import os, signal
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    while True: signal.pause()
+print(child, flush=True)
+next(iter(collector))
+print(".", flush=True)
+time.sleep(1000)
+"""
+    process = programs(body)
+    mine = worker_pids(process)
+    child = int(process.stdout.readline())
+    process.stdout.readline()
+    process.kill()
+    try:
+        assert wait_until(lambda: have_left(mine), 5)
+        assert not have_left([child])
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+_DIES_WHILE_THE_SERVER_IMPORTS = """
+from swath.workers.start import server
+server().ensure_running()
+print(server()._forkserver_pid, flush=True)
+"""
+_DIES_WHILE_A_NEW_INTERPRETER_IMPORTS = """
+import os, slow_module
+from swath.workers.start import start_process
+os.environ["SLOW"] = "1"
+print(start_process("spawn", slow_module.main, (), "slow").pid, flush=True)
+"""
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [(_DIES_WHILE_THE_SERVER_IMPORTS, "gymnasium"), (_DIES_WHILE_A_NEW_INTERPRETER_IMPORTS, "slow_module")],
+)
+def test_what_is_importing_leaves_when_the_parent_is_killed(script: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(f"""
+import os, pathlib, time
+if {module!r} == "gymnasium" or "SLOW" in os.environ:
+    pathlib.Path({str(tmp_path)!r}, "begun").touch()
+    time.sleep(60)
+def main(): pass
+""")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", script + "import time; time.sleep(1000)"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert wait_until((tmp_path / "begun").exists, 30)
+    process.kill()
+    process.communicate()
+    try:
+        assert wait_until(lambda: have_left([pid]), 5)
+    finally:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.alone

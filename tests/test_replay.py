@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import random
@@ -19,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 from counting import make_counting
-from leaks import wait_until
+from leaks import children, wait_until, warned
 from numbered import (
     ENV,
     EPISODE,
@@ -509,9 +510,10 @@ def raise_value_error() -> None:
 def test_an_exception_reaches_the_trainer(kind: str) -> None:
     rb = buffer()
     collector = collecting(kind, rb, [functools.partial(Fails, 40, raise_value_error)] * 2)
-    collector.start()
-    with pytest.raises(BackgroundFailed, match="ValueError") as caught:
-        rb.sample(100_000, wait=True, timeout=60)  # it would never be enough
+    with warned("stopped collecting in the background: ValueError"):
+        collector.start()
+        with pytest.raises(BackgroundFailed, match="ValueError") as caught:
+            rb.sample(100_000, wait=True, timeout=60)  # it would never be enough
     assert isinstance(caught.value.__cause__, ValueError)
     for call in (collector.update_policy_weights_, lambda: iter(collector), collector.start, collector.state_dict):
         with pytest.raises(BackgroundFailed):
@@ -522,15 +524,106 @@ def test_an_exception_reaches_the_trainer(kind: str) -> None:
     assert not collector.is_running()
 
 
+@pytest.mark.parametrize("limiter", [None, SamplesPerInsert(ratio=1, slack=1e9)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_that_gets_no_more_frames_says_so(kind: str, limiter: Any) -> None:
+    """Though there is enough in it to go on with: at once, in ``stats()``, and to everybody who would wait."""
+    rb = buffer()
+    rb.rate_limiter = limiter
+    collector = collecting(kind, rb, [functools.partial(Fails, 400, raise_value_error)] * 2)
+    assert collector.stats()["failure"] is None
+    with warned("has stopped collecting in the background: ValueError: the env is broken"):
+        collector.start()
+        assert wait_until(lambda: collector.stats()["failure"] is not None, 60)
+    assert "ValueError: the env is broken" in collector.stats()["failure"]
+    assert len(rb) > 8
+    for _ in range(2):
+        with pytest.raises(BackgroundFailed, match="ValueError"):
+            rb.sample(8, wait=True)
+    if limiter is None:
+        assert rb.sample(8).numel() == 8  # what is there may be had
+    # It ends, as a collector does that fails while one iterates over it.
+    assert wait_until(lambda: not collector.is_running(), 30)
+    with pytest.raises(BackgroundFailed):
+        collector.start()
+
+
+def test_another_collector_goes_on_where_one_failed() -> None:
+    rb = buffer()
+    failing = collecting("single", rb, [functools.partial(Fails, 40, raise_value_error)] * 2)
+    with warned("ValueError"):
+        failing.start()
+        assert wait_until(lambda: not failing.is_running(), 30)
+    with pytest.raises(BackgroundFailed):
+        rb.sample(8, wait=True)
+    collector = collecting("single", rb, [functools.partial(Fails, 10**9, raise_value_error)] * 2)
+    collector.start()
+    assert rb.sample(8, wait=True).numel() == 8
+    collector.shutdown()
+    failing.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_failed_is_known_before_the_collector_closes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks meanwhile is told of the failure, not that somebody has shut it down."""
+    rb = buffer()
+    collector = collecting(kind, rb, [functools.partial(Fails, 40, raise_value_error)] * 2)
+    told: list[BaseException] = []
+    close = collector._close
+
+    def ask_and_close(close_env: bool) -> None:
+        def ask() -> None:
+            for call in (collector.update_policy_weights_, collector.start, lambda: iter(collector)):
+                try:
+                    call()
+                except BaseException as error:
+                    told.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join()
+        close(close_env)
+
+    monkeypatch.setattr(collector, "_close", ask_and_close)
+    with warned("ValueError"):
+        collector.start()
+        assert wait_until(lambda: not collector.is_running(), 60)
+    assert [type(error) for error in told] == [BackgroundFailed] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collector_that_nobody_keeps_ends(kind: str) -> None:
+    """It does not write on, out of reach; and its buffer says why there are no more frames."""
+    rb = buffer()
+    before = children()
+    collector = collecting(kind, rb)
+    collector.start()
+    wait_for_frames(rb, 100)
+    gc.disable()  # at once, not when somebody looks for cycles
+    try:
+        with warned("nobody had it any more"):
+            del collector
+            assert wait_until(lambda: not any(t.name.startswith("swath-") for t in threading.enumerate()), 30)
+    finally:
+        gc.enable()
+    assert wait_until(lambda: children() <= before)
+    written = rb.write_count
+    with pytest.raises(BackgroundFailed, match="nobody had it any more"):
+        rb.sample(8, wait=True)
+    assert rb.write_count == written
+    assert_frames_whole(rb[:])
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_killed_worker_wakes_who_waits(kind: str) -> None:
     rb = buffer()
     collector = collecting(kind, rb)
     collector.start()
     wait_for_frames(rb, 100)
-    os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
-    with pytest.raises(BackgroundFailed, match="SIGKILL") as caught:
-        rb.sample(10_000_000, wait=True, timeout=60)
+    with warned("SIGKILL"):
+        os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
+        with pytest.raises(BackgroundFailed, match="SIGKILL") as caught:
+            rb.sample(10_000_000, wait=True, timeout=60)
     assert isinstance(caught.value.__cause__, WorkerDied)
     collector.shutdown()
     assert_nothing_lost_or_doubled(rb, NUM_ENVS)
@@ -675,11 +768,13 @@ def test_a_buffer_that_was_loaded_is_filled_further(tmp_path: Path) -> None:
         other = buffer(sampler=SliceSampler(slice_len=4, strict_length=False))
         other.loads(tmp_path)
         collector = collecting(kind, other, total_frames=600)
-        collector.start()
         if kind == "batched":  # it has a key that the others have not
-            with pytest.raises(BackgroundFailed, match="policy_version"):
-                finish(collector)
+            with warned("policy_version"):
+                collector.start()
+                with pytest.raises(BackgroundFailed, match="policy_version"):
+                    finish(collector)
             continue
+        collector.start()
         finish(collector)
         assert other.write_count == len(other) == 690
         assert_frames_whole(other[:])

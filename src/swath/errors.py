@@ -35,6 +35,7 @@ An exception that a user's env or policy raises is not wrapped: it keeps its typ
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 __all__ = [
     "BackgroundFailed",
@@ -184,3 +185,37 @@ class UnsupportedPlatform(SwathError, NotImplementedError):
 
 class NoLength(SwathError, RuntimeError, TypeError):
     """``len()`` of a collector that cannot know it; a TypeError, so that ``list`` and ``tqdm`` go on without."""
+
+
+# -- exceptions of others, which may fail themselves -------------------------------------------------------------------
+
+
+def message_of(error: object) -> str:
+    """What an exception says; one whose ``__str__`` fails must not hide what happened."""
+    try:
+        return str(error)
+    except Exception as reason:
+        return f"(its text cannot be had: {type(reason).__name__})"
+
+
+def told(error: BaseException) -> str:
+    """
+    >>> told(ValueError("the door is stuck"))
+    'ValueError: the door is stuck'
+    """
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Those that are notes."""
+    notes = getattr(error, "__notes__", None)
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Also to an exception that lets nothing be set (a frozen dataclass), or has something else for notes."""
+    try:
+        error.add_note(note)
+    except Exception:
+        with suppress(Exception):
+            BaseException.__setattr__(error, "__notes__", [*notes_of(error), note])

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from swath.errors import UnsupportedPlatform
+from swath.errors import UnsupportedPlatform, message_of, notes_of
 
 #: Exit codes: of a collection that failed, and of a command that cannot be run as it was given.
 FAILED = 1
@@ -36,9 +36,9 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
 def describe(error: BaseException) -> list[str]:
     """An error's type and message, then its notes; without those that are for Python callers only."""
-    message = str(error).strip()
+    message = message_of(error).strip()
     lines = [f"{type(error).__name__}: {message}" if message else type(error).__name__]
-    notes = [note for note in getattr(error, "__notes__", ()) if "collector.partial_batch" not in note]
+    notes = [note for note in notes_of(error) if "collector.partial_batch" not in note]
     lines += [note.removeprefix("swath: ") for note in notes]
     return lines + on_the_command_line("\n".join(lines))
 

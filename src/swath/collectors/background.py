@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from swath.errors import BackgroundFailed
+from swath.errors import BackgroundFailed, CollectorClosed, told
 
 _SECONDS_BETWEEN_LOOKS = 0.002
 
 
-class Work(Protocol):
-    """What a background does, one piece after the other."""
+class Work:
+    """What a background does for a collector, one piece after the other.
+
+    It does not keep the collector: one that nobody else has is to end.
+    """
 
     #: Whether other processes write to the buffer.
-    writes_elsewhere: bool
+    writes_elsewhere = False
+
+    def __init__(self, collector: Any) -> None:
+        self.owner = weakref.ref(collector)
+
+    @property
+    def _collector(self) -> Any:
+        """Within a piece, which the background keeps it for."""
+        return self.owner()
 
     def may_go_on(self) -> bool:
         """False: the learner is behind; ask again."""
-        ...
+        return True
 
     def do_some(self) -> bool:
         """The next piece; False when all is done."""
-        ...
+        raise NotImplementedError
 
     def hurry(self) -> None:
         """End the piece under way soon; called from another thread."""
-        ...
 
     def is_still(self) -> bool:
         """Whether nothing is under way, between two pieces."""
-        ...
+        return True
 
     def go_on(self) -> None:
         """It need not be ended any more."""
-        ...
 
 
 class Background:
@@ -55,6 +66,7 @@ class Background:
         self._stopping = False
         self._idle = False
         self._failure: BaseException | None = None
+        self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"swath-{name}", daemon=True)
 
     def start(self) -> None:
@@ -64,14 +76,25 @@ class Background:
 
     def _run(self) -> None:
         try:
-            while self._wait_for_turn() and self._work.do_some():
+            while self._wait_for_turn() and self._do_some():
                 pass
-        except BaseException as error:
-            self._failure = error
+        except BaseException as error:  # the buffer's, when it was asked whether it takes more
+            self.fail(error)
         finally:
             with self._state:
                 self._idle = True
                 self._state.notify_all()
+
+    def _do_some(self) -> bool:
+        collector = self._work.owner()  # kept for this piece, and not while waiting for the next
+        if collector is None:
+            return False
+        try:
+            return self._work.do_some()
+        except BaseException as error:
+            self.fail(error)
+            collector.shutdown(timeout=1.0, raise_on_error=False)  # as everywhere, when something went wrong
+            return False
 
     def _wait_for_turn(self) -> bool:
         """False when there is no other turn."""
@@ -109,13 +132,41 @@ class Background:
     def is_this_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def raise_failure(self) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Something has ended it: known from now on, before anything is closed because of it, and said at once."""
+        is_over = self._stopping and isinstance(error, CollectorClosed)  # nobody waited for the piece to end
+        if self._failure is None and not is_over:
+            self._failure = error
+            text = f"{self._what_failed} The replay buffer gets no more frames"
+            # (Not once for all: another one may have failed in the same way. A thread has no line of the program's.)
+            try:
+                warnings.warn_explicit(text, UserWarning, __name__, lineno=1)
+            except Warning as as_error:  # which has nobody to go to
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((type(as_error), as_error, None, thread)))
+
+    def owner_is_gone(self) -> None:
+        """Its collector is being garbage-collected."""
+        if self._owner_pid == os.getpid() and self.is_running() and not self._stopping:
+            self.fail(CollectorClosed("nobody had it any more; keep it, and call shutdown() when it is not needed"))
+
+    @property
+    def _what_failed(self) -> str:
+        assert self._failure is not None
+        return f"{self._name} has stopped collecting in the background: {told(self._failure).removesuffix('.')}."
+
+    @property
+    def failure(self) -> BackgroundFailed | None:
         """What has ended it, each time that it is asked for."""
-        if self._failure is not None:
-            raise BackgroundFailed(
-                f"{self._name} has stopped collecting in the background: "
-                f"{type(self._failure).__name__}: {self._failure}"
-            ) from self._failure
+        if self._failure is None:
+            return None
+        failed = BackgroundFailed(self._what_failed)
+        failed.__cause__ = self._failure
+        return failed
+
+    def raise_failure(self) -> None:
+        if (failed := self.failure) is not None:
+            raise failed
 
     def pause(self) -> None:
         with self._state:
@@ -131,6 +182,8 @@ class Background:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Whether it has ended in time."""
+        if self._owner_pid != os.getpid():  # a forked copy, which has no such thread
+            return True
         _running.discard(self)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._state:
@@ -147,31 +200,20 @@ class Background:
         return True
 
 
-class Batches:
+class Batches(Work):
     """``Work`` of a collector that has its batches put into the buffer by this process."""
 
-    writes_elsewhere = False
-
-    def __init__(
-        self,
-        next_batch: Callable[[], Any],
-        is_complete: Callable[[], bool],
-        may_write: Callable[[], bool],
-    ) -> None:
-        self._next_batch = next_batch
-        self._is_complete = is_complete
-        self.may_go_on = may_write
+    def __init__(self, collector: Any, may_write: Callable[[], bool]) -> None:
+        super().__init__(collector)
+        self._may_write = may_write
         #: How to reach a rollout of this process.
         self.mail: Any = None
 
-    def do_some(self) -> bool:
-        if self._is_complete():
-            return False
-        self._next_batch()
-        return not self._is_complete()
+    def may_go_on(self) -> bool:
+        return self._may_write()
 
-    def is_still(self) -> bool:
-        return True
+    def do_some(self) -> bool:
+        return self._collector.collect_one()
 
     def hurry(self) -> None:
         if self.mail is not None:

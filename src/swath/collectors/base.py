@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import threading
 import time
 import uuid
 import warnings
@@ -27,10 +28,14 @@ from swath.collectors.background import Background, Batches
 from swath.collectors.finite import require_finite
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
-from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError
+from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note
 from swath.rollout.exploration import end_scopes, open_scopes
 from swath.rollout.layout import Key, leaves_of, show
 from swath.rollout.structure import Structure
+
+#: Held for a moment by who closes a collector: of two threads, one does. (Also in ``__del__``, wherever that comes.)
+_closing = threading.RLock()
+_SECONDS_BETWEEN_LOOKS = 0.002
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,8 @@ class BaseCollector(IterableDataset):
         self._iter = 0
         self._seconds = 0.0
         self._closed = False
+        #: The thread that is closing it.
+        self._closer: int | None = None
         self._iterator: Iterator[Any] | None = None
         #: What was complete of the batch that an error ended, or None.
         self.partial_batch: TensorDictBase | None = None
@@ -364,7 +371,7 @@ class BaseCollector(IterableDataset):
     def _work(self) -> Any:
         """What ``start`` does in the background."""
         assert self._sink is not None
-        return Batches(self._next_batch, lambda: self._complete, self._sink.may_write)
+        return Batches(self, self._sink.may_write)
 
     def _close(self, close_env: bool) -> None:
         """Free what the collector holds; called once."""
@@ -399,12 +406,16 @@ class BaseCollector(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """Batches until ``total_frames``; then the collector closes. A ``break`` leaves it open, to go on later."""
-        self._raise_failure()
-        if self._closed and not self._complete:
-            raise self._is_closed()
+        self._require_open_unless(self._complete)
         if self.is_running():
             raise RuntimeError("this collector runs in the background (start()): sample its replay buffer instead")
         return self.iterator()
+
+    def _require_open_unless(self, may_be_closed: bool) -> None:
+        is_closed = self._closed  # looked at first: if something has failed, that was known before it was closed
+        self._raise_failure()
+        if is_closed and not may_be_closed:
+            raise self._is_closed()
 
     def _is_closed(self) -> CollectorClosed:
         return CollectorClosed(
@@ -426,6 +437,12 @@ class BaseCollector(IterableDataset):
             self._iterator = iter(self)
         return next(self._iterator, None)
 
+    def collect_one(self) -> bool:
+        """For the background: another batch; False when that was the last one."""
+        if not self._complete:
+            self._next_batch()
+        return not self._complete
+
     def _next_batch(self) -> Any:
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
         post = self._postprocessing
@@ -445,8 +462,10 @@ class BaseCollector(IterableDataset):
                     self._put(batch, raw)
                     batch = None
         except BaseException as error:
-            if self._closed and isinstance(error, (WorkerError, EnvClosed)):  # another thread has shut it down
+            if self._closed and isinstance(error, (WorkerError, EnvClosed, CollectorClosed)):  # by another thread
                 raise self._is_closed() from None
+            if self._background is not None and self._background.is_this_thread():
+                self._background.fail(error)  # before it is closed: that is not what happened
             outside.put_back()  # Ctrl-C may have come while that was being done
             self._keep_what_is_left(error, self._gathered)
             if not isinstance(error, Exception):
@@ -486,9 +505,10 @@ class BaseCollector(IterableDataset):
         left = 0 if self.partial_batch is None else self.partial_batch.batch_size.numel()
         if left:
             delivered = self._frames - (0 if raw is None else left)
-            error.add_note(
+            add_note(
+                error,
                 f"swath: {delivered:,} frames were delivered before this; {left:,} more, complete up to the failing "
-                "step, are in collector.partial_batch"
+                "step, are in collector.partial_batch",
             )
 
     def __len__(self) -> int:
@@ -513,20 +533,25 @@ class BaseCollector(IterableDataset):
             "requested_frames_per_batch": self.requested_frames_per_batch,
             "seconds_collecting": self._seconds,
             "fps": self._frames / self._seconds if self._seconds else 0.0,
+            "failure": self._failure_text(),
         }
+
+    def _failure_text(self) -> str | None:
+        """What has ended collecting in the background."""
+        failed = None if self._background is None else self._background.failure
+        return None if failed is None else str(failed)
 
     # -- in the background -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Collect in the background, into the replay buffer, until ``total_frames`` or ``async_shutdown()``.
 
-        What goes wrong there is raised at the next call of the collector, and by ``sample(wait=True)`` of the buffer.
+        What goes wrong there is said at once, in a warning. It is raised at the next call of the collector and by every
+        ``sample(wait=True)`` of the buffer, and stands in ``stats()["failure"]``. A collector that nobody keeps ends.
         """
         if self._sink is None:
             raise RuntimeError("start() needs a replay_buffer to collect into; give one to the collector")
-        self._raise_failure()
-        if self._closed:
-            raise self._is_closed()
+        self._require_open_unless(False)
         if self.is_running() or self._complete:
             return
         self._keep_ids_apart()
@@ -597,17 +622,32 @@ class BaseCollector(IterableDataset):
             background.raise_failure()
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
-        """Close; harmless when called again."""
-        if self.__dict__.get("_closed", True):
+        """Close; harmless when called again. When this returns, it is closed, also if another thread has begun it."""
+        seconds = 5.0 if timeout is None else timeout
+        with _closing:
+            is_over = self.__dict__.get("_closed", True)
+            if not is_over:
+                self._closed, self._closer = True, threading.get_ident()
+        if is_over:
+            self._wait_for_closer(seconds)
             return
-        self._closed = True
-        if self._background is not None:
-            self._background.stop(5.0 if timeout is None else timeout)
         try:
+            if self._background is not None:
+                self._background.stop(seconds)
             self._close(close_env)
         except Exception:
             if raise_on_error:
                 raise
+        finally:
+            self._closer = None
+
+    def _wait_for_closer(self, seconds: float) -> None:
+        background = self.__dict__.get("_background")
+        if background is not None and background.is_this_thread():  # which the closer may be waiting for
+            return
+        deadline = time.monotonic() + seconds
+        while self.__dict__.get("_closer") not in (None, threading.get_ident()) and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def __enter__(self) -> Self:
         return self
@@ -616,5 +656,11 @@ class BaseCollector(IterableDataset):
         self.shutdown()
 
     def __del__(self) -> None:
+        self._say_that_it_is_gone()
         # An env that was handed over ready-made may be in use elsewhere.
         self.shutdown(close_env=self.__dict__.get("_made_env", False), raise_on_error=False)
+
+    def _say_that_it_is_gone(self) -> None:
+        background = self.__dict__.get("_background")
+        if background is not None:
+            background.owner_is_gone()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swath import platforms
+from swath.collectors.background import Work
 from swath.data.replay_buffer import ReplayBuffer
 from swath.data.storages import TensorStorage, mark_ends
 from swath.rollout.layout import Field
@@ -38,8 +39,8 @@ class _Pending:
     random_frames: int
 
 
-class FreeRun:
-    """``background.Work``: every env of a multi-process collector has a track of the buffer, which its worker writes.
+class FreeRun(Work):
+    """``Work`` of workers: every env of a multi-process collector has a track of the buffer, which its worker writes.
 
     Orders are frames, not batches: whoever is fast gets more of them. A worker has two at a time, so that it never
     waits for its owner.
@@ -48,7 +49,8 @@ class FreeRun:
     writes_elsewhere = True
 
     def __init__(self, collector: MultiCollector, buffer: ReplayBuffer) -> None:
-        self._collector = collector
+        super().__init__(collector)
+        self._lock = collector.lock
         self._fleet = collector._fleet
         self._buffer = buffer
         size = collector._description.env_size
@@ -96,9 +98,6 @@ class FreeRun:
 
     # -- background.Work -------------------------------------------------------------------------------------------
 
-    def may_go_on(self) -> bool:
-        return True
-
     def do_some(self) -> bool:
         collector = self._collector
         started = time.perf_counter()
@@ -124,7 +123,7 @@ class FreeRun:
         return not any(self._pending)
 
     def hurry(self) -> None:
-        with self._collector.lock:
+        with self._lock:
             if self._is_hurried:
                 return
             self._is_hurried = True

@@ -27,7 +27,7 @@ from swath.collectors.devices import DeviceLike
 from swath.collectors.free_run import FreeRun, can_run_free
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
-from swath.errors import CollectorClosed, EnvError
+from swath.errors import CollectorClosed, EnvError, message_of
 from swath.rollout.layout import Key, nested
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.hidden import HiddenWeights
@@ -43,7 +43,7 @@ from swath.weight_update.weights import (
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
-from swath.workers.fleet import Fleet, Member
+from swath.workers.fleet import Fleet, Member, weakly
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
 from swath.workers.orders import Blueprint, Description, Order
 from swath.workers.seeding import derived_seed, draw_base_seed
@@ -274,11 +274,13 @@ class MultiCollector(BaseCollector):
             self._fleet = Fleet(
                 blueprints(self._crew),
                 method=method,
-                receivers=self._halves_for,
-                started=self._scheme_halves_are_out,
+                # (Weakly: one that nobody has any more ends then, and not when cycles are looked for.)
+                receivers=weakly(self._halves_for),
+                started=weakly(self._scheme_halves_are_out),
                 restarts=restarts,
                 step_timeout_s=step_timeout_s,
-                on_restart=self._welcome_back,
+                on_restart=weakly(self._welcome_back),
+                closed=weakly(self._ended_meanwhile),
                 lock=self.lock,
             )
             self._description = self._agree()
@@ -377,6 +379,12 @@ class MultiCollector(BaseCollector):
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
+    def _ended_meanwhile(self) -> Exception:
+        """Why workers that somebody waits for were shut down."""
+        background = self.__dict__.get("_background")
+        failed = None if background is None else background.failure
+        return CollectorClosed("shut down by another thread; make a new one") if failed is None else failed
+
     def _measure(self, blueprints: list[Blueprint], num_members: int) -> int:
         """How many workers keep the cores busy, by how much of its time the first env computes."""
         fleet = Fleet(blueprints, method=self._method, receivers=lambda _: {}, started=lambda _: None)
@@ -439,8 +447,8 @@ class MultiCollector(BaseCollector):
     def _welcome_back(self, member: Member, error: BaseException) -> None:
         """A worker was started again: newest weights, a seed of its own, and its orders."""
         warnings.warn(
-            f"{error} It was started again as pid {member.process.pid}; the episodes that it was in have ended without "
-            "a done flag where they were delivered already, and go on under new ids",
+            f"{message_of(error)} It was started again as pid {member.process.pid}; the episodes that it was in have "
+            "ended without a done flag where they were delivered already, and go on under new ids",
             stacklevel=2,
         )
         for scheme in self._schemes.values():
@@ -653,9 +661,7 @@ class MultiCollector(BaseCollector):
                 f"this collector's workers belong to process {self._fleet.owner_pid}, and this is {os.getpid()}; make "
                 "the collector in the process that iterates over it (a DataLoader: num_workers=0)"
             )
-        self._raise_failure()
-        if self._closed:
-            raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
+        self._require_open_unless(False)
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of workers, which go on afterwards with what they do."""
@@ -828,6 +834,7 @@ class MultiCollector(BaseCollector):
             torch.set_num_threads(self._threads_before)
 
     def __del__(self) -> None:
+        self._say_that_it_is_gone()
         self.shutdown(raise_on_error=False)
 
     def __repr__(self) -> str:

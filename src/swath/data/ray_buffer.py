@@ -220,6 +220,8 @@ class RayReplayBuffer:
     ) -> Any:
         """As ``ReplayBuffer.sample``."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        if wait:
+            self._raise_failures()
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             patience = _SECONDS_BETWEEN_QUESTIONS if left is None else max(0.0, min(left, _SECONDS_BETWEEN_QUESTIONS))
@@ -227,8 +229,7 @@ class RayReplayBuffer:
             try:
                 data, info = self._get(self._actor.sample.remote(batch_size, wait, patience if wait else None))
             except TimeoutError:
-                for source in self._sources:
-                    source.raise_failure()
+                self._raise_failures()
                 if self._sources and not running:
                     raise RuntimeError("there are not enough frames to sample, and no collector is writing") from None
                 if left is not None and left <= 0:
@@ -236,6 +237,10 @@ class RayReplayBuffer:
                 continue
             read = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
             return (read, cloudpickle.loads(info)) if return_info else read
+
+    def _raise_failures(self) -> None:
+        for source in self._sources:
+            source.raise_failure()
 
     def update_priority(self, index: Any, priority: Any) -> None:
         self._call("update_priority", index, priority)

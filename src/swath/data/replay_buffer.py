@@ -341,8 +341,8 @@ class ReplayBuffer:
         """Frames, as the sampler draws them; with ``return_info``, also where from.
 
         Args:
-            wait: wait until there is enough for a batch, up to ``timeout`` seconds (``TimeoutError``). If the collector
-                that fills the buffer fails meanwhile, its exception is raised.
+            wait: wait until there is enough for a batch, up to ``timeout`` seconds (``TimeoutError``). Once the
+                collector that fills the buffer has failed, every such call raises ``BackgroundFailed``.
         """
         size = self._batch_size if batch_size is None else int(batch_size)
         if size is None:
@@ -361,6 +361,7 @@ class ReplayBuffer:
 
     def _await(self, size: int, wait: bool, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._raise_failures()  # also where there is enough: who waits for new frames must know that there are none
         while not self._may_sample(size, wait):
             self._raise_failures()
             is_filled = any(source.is_running() for source in self._sources)

@@ -24,7 +24,7 @@ from swath.envs.gym_spaces import (
 )
 from swath.envs.rows import RowEnv
 from swath.envs.specs import Composite, Spec, Unbounded
-from swath.errors import EnvDataError
+from swath.errors import EnvDataError, add_note
 from swath.rollout.layout import as_key, show
 from swath.rollout.strip import Strip
 
@@ -322,7 +322,7 @@ class GymStepper:
             raised_inside_env |= not traceback.tb_frame.f_globals.get("__name__", "").startswith("swath.envs.gym")
             traceback = traceback.tb_next
         if raised_inside_env:
-            error.add_note(f"swath: raised by {who} in its {call}")
+            add_note(error, f"swath: raised by {who} in its {call}")
             raise error
         expected = ("observation", "reward", "terminated", "truncated", "info")
         if call == "reset":

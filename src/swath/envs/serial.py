@@ -13,7 +13,7 @@ from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.making import make_env, resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
-from swath.errors import EnvError
+from swath.errors import EnvError, add_note
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Column, Strip
@@ -266,4 +266,4 @@ class _named:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
-            error.add_note(f"swath: in env {self._index} of a SerialEnv")
+            add_note(error, f"swath: in env {self._index} of a SerialEnv")

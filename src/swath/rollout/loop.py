@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from swath.errors import EnvError, PolicyError
+from swath.errors import EnvError, PolicyError, add_note
 from swath.rollout.boundaries import Boundaries, StepLimit, TrajectoryIds
 from swath.rollout.delivery import Batch, Stamps
 from swath.rollout.layout import Key, Layout
@@ -317,7 +317,7 @@ class Rollout:
             traceback = traceback.tb_next
         by_policy = any(name in ("act", "act_into", "_act", "act_partly_at_random") for name in calls)
         who = "raised by the policy, " if by_policy and not isinstance(error, PolicyError) else ""
-        error.add_note(f"swath: {who}in step {self._batch.num_taken + t} of this batch")
+        add_note(error, f"swath: {who}in step {self._batch.num_taken + t} of this batch")
 
     def _run_watched(self, act: Callable[[int], None], num_steps: int, stop: Callable[[], bool]) -> bool:
         """The loop, one step at a time; True if ``stop`` ended it."""

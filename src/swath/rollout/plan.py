@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from swath.errors import PolicyError, PolicyOutputError
+from swath.errors import PolicyError, PolicyOutputError, add_note
 from swath.rollout.first_call import first_call, output_fields, require_inputs, untouched
 from swath.rollout.functional import is_known_stack, layers_of, linear_into, stack_fingerprint, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, show
@@ -95,9 +95,10 @@ class PolicyPlan:
             raise unknown_state(state_keys) from (errors[-1] if errors else None)
         error = errors[0]
         if not isinstance(error, PolicyError):
-            error.add_note(
+            add_note(
+                error,
                 f"swath: raised by the policy when it was called on the first observation (batch size "
-                f"{tuple(layout.batch_size)}, keys {', '.join(map(show, first_row))})"
+                f"{tuple(layout.batch_size)}, keys {', '.join(map(show, first_row))})",
             )
         raise error
 

@@ -5,6 +5,7 @@ file           what it knows
 =============  ======================================================================================
 layout.py      which env goes into which worker
 start.py       how a process starts (a server that forks, a new interpreter, a fork)
+owner.py       when its owner is gone, a process leaves
 process.py     where the process begins and ends
 worker.py      what runs in it: envs, a policy, and orders to follow
 orders.py      what a worker and its owner say to each other

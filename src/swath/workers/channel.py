@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import select
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from swath.errors import WorkerRaised
+from swath.errors import WorkerRaised, add_note, message_of, notes_of, told
 from swath.workers import pickling
 from swath.workers.ctrl_c import ctrl_c_waits
+
+_SECONDS_TO_SEND = 1.0
 
 
 class Channel:
@@ -37,6 +42,18 @@ class Channel:
         with self._sending:
             self.connection.send_bytes(message)
 
+    def send_in_time(self, timeout_s: float, *message: Any) -> None:
+        """Plain data; nothing where the other end is gone, or does not read: another thread may wait for it to."""
+        if self._sending.acquire(timeout=timeout_s):
+            try:
+                with suppress(OSError):
+                    poll = select.poll()
+                    poll.register(self.connection, select.POLLOUT)
+                    if poll.poll(timeout_s * 1000):
+                        self.send(*message)
+            finally:
+                self._sending.release()
+
     @ctrl_c_waits
     def receive(self) -> tuple[Any, ...]:
         return pickle.loads(self.connection.recv_bytes())
@@ -45,12 +62,12 @@ class Channel:
         """Make a call that was asked for, and send what it returned, or raised."""
         try:
             answer = True, call()
-        except Exception as error:
+        except BaseException as error:  # an env may call sys.exit
             answer = False, pack(error)
         try:
             self.send_anything("reply", number, *answer)
         except Exception as error:
-            error.add_note("swath: what the call returned in the worker cannot be sent")
+            add_note(error, "swath: what the call returned in the worker cannot be sent")
             self.send("reply", number, False, pack(error))
 
     def has_message(self) -> bool:
@@ -68,7 +85,30 @@ class Channel:
         return reduction.recv_handle(self.connection)
 
     def close(self) -> None:
+        is_held = self._sending.acquire(timeout=_SECONDS_TO_SEND)  # not in the middle of another thread's message
         self.connection.close()
+        if is_held:
+            self._sending.release()
+
+
+#: Owners' ends.
+_not_for_children: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def close_when_forked(channel: Channel) -> None:
+    """A process that is forked from this one would hold this end open, and who is at the other never hear that we are
+    gone: workers that were started with "fork" would each hold those of the ones before."""
+    _not_for_children.add(channel)
+
+
+def _close_all() -> None:
+    for channel in list(_not_for_children):
+        with suppress(OSError):
+            channel.connection.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
 
 
 class RemoteTraceback(Exception):
@@ -93,28 +133,45 @@ class Packed(NamedTuple):
 
 
 def pack(error: BaseException) -> Packed:
-    pickled = None
+    """Whatever exception it is: one that cannot be told would be taken for a worker that died."""
+    return Packed(_pickled(error), type(error).__name__, message_of(error), notes_of(error), traceback_of(error))
+
+
+def _pickled(error: BaseException) -> bytes | None:
     if isinstance(error, Exception):  # an env's sys.exit() must not end its owner, too
         with suppress(Exception):
             data = pickling.dumps(error)
-            pickle.loads(data)  # some can be pickled and not be unpickled
-            pickled = data
-    text = "".join(traceback.format_exception(error))
-    return Packed(pickled, type(error).__name__, str(error), getattr(error, "__notes__", []), text)
+            if isinstance(pickle.loads(data), Exception):  # some can be pickled and not be unpickled
+                return data
+    return None
+
+
+def traceback_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return "".join(traceback.format_tb(error.__traceback__)) + told(error)
 
 
 def unpack(packed: Packed, worker: int, who: str) -> BaseException:
     """The exception, with its own type and the remote traceback as its cause."""
-    error: BaseException
-    if packed.pickled is None:
+    error = _unpickled(packed)
+    if error is None:
         error = WorkerRaised(f"{packed.kind}: {packed.message} (an exception that cannot leave its process)", worker)
+    elif message_of(error) != packed.message:  # its constructor makes a message of what it is given: a message
+        add_note(error, f"swath: where it was raised, it said: {packed.message}")
+    if not hasattr(error, "__notes__"):  # an exception with a __reduce__ of its own may lose them
         for note in packed.notes:
-            error.add_note(note)
-    else:
-        error = pickle.loads(packed.pickled)
-        if not hasattr(error, "__notes__"):  # an exception with a __reduce__ of its own may lose them
-            for note in packed.notes:
-                error.add_note(note)
-    error.add_note(f"swath: raised in {who}")
-    error.__cause__ = RemoteTraceback(packed.text)
+            add_note(error, note)
+    add_note(error, f"swath: raised in {who}")
+    with suppress(Exception):
+        error.__cause__ = RemoteTraceback(packed.text)
     return error
+
+
+def _unpickled(packed: Packed) -> BaseException | None:
+    if packed.pickled is not None:
+        with suppress(Exception):  # what could be read there may need something that is not here
+            error = pickle.loads(packed.pickled)
+            return error if isinstance(error, Exception) else None
+    return None

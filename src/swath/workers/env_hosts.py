@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from swath.errors import WorkerDied
+from swath.errors import EnvClosed, WorkerDied
 from swath.workers.fleet import Fleet, Member, has_ended
 from swath.workers.memory import SharedMemory
 from swath.workers.orders import EnvBlueprint, EnvDescription
@@ -68,6 +68,7 @@ class ProcessHosts:
             receivers=lambda worker: {},
             started=lambda worker: None,
             on_wake=self._wake,
+            closed=lambda: EnvClosed("the envs were closed while they were used; make new ones"),
         )
         self.descriptions = [member.description for member in self.fleet.members]  # type: ignore[misc]
         self.go = [Semaphore(member.page.semaphore_memory) for member in self.fleet.members]

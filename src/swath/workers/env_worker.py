@@ -245,5 +245,10 @@ class EnvWorker:
     def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._channel.answer(number, lambda: getattr(self._host, name)(*args, **kwargs))
 
+    def leave(self) -> None:
+        """After the step that is being taken; from another thread."""
+        self.leaving = True
+        self._page.waiting[0] = 1
+
     def close(self) -> None:
         self._host.close()

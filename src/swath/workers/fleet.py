@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe, wait
 from typing import Any, NoReturn
 
-from swath.errors import WorkerDied, WorkerHangs
+from swath.errors import CollectorClosed, WorkerDied, WorkerHangs
 from swath.workers import ctrl_c, pickling
 from swath.workers.board import LEFT_BEHIND, PAGE_BYTES, Page, Shares
-from swath.workers.channel import Channel, unpack
+from swath.workers.channel import Channel, close_when_forked, unpack
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.memory import SharedMemory, require_descriptors
 from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
@@ -32,6 +32,9 @@ from swath.workers.start import StartMethod, start_process
 #: ``shutdown``: how long workers may take to close their envs, and to follow SIGTERM.
 SECONDS_TO_CLOSE = 3.0
 SECONDS_TO_TERMINATE = 0.7
+#: And how long a message to one that does not read, and a thread that was waiting for them.
+_SECONDS_TO_SEND = 0.2
+_SECONDS_FOR_OTHERS = 1.0
 #: How often to look whether a step takes too long.
 _SECONDS_BETWEEN_LOOKS = 0.2
 _DESCRIPTORS_TO_START = 12
@@ -48,12 +51,14 @@ class Member:
     page: Page
     payload: bytes
     process: Any = None
+    #: Of the last process, also while there is no other yet.
+    pid: int | None = None
     channel: Channel = None  # type: ignore[assignment]
     #: Ready when the process has ended. (Not ``process.sentinel``: a child of the worker may hold that open.)
     sentinel: int = -1
     #: It has its board and its blueprint, and reads messages.
     handed_over: bool = False
-    #: Its end of the channel is closed.
+    #: There is nobody at the other end of the channel.
     hung_up: bool = False
     life: Life = field(default_factory=Life)
     description: Description | EnvDescription | None = None
@@ -94,18 +99,10 @@ class Member:
             return False
 
     @property
-    def pid(self) -> int | None:
-        try:
-            return self.process.pid
-        except (AttributeError, ValueError):
-            return None
-
-    @property
     def who(self) -> str:
         members = self.blueprint.members
         envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
-        pid = self.process.pid if self.process is not None else "not started"
-        return f"worker {self.number} (pid {pid}, {envs})"
+        return f"worker {self.number} (pid {self.pid or 'not started'}, {envs})"
 
 
 class _LostAgain(Exception):
@@ -125,6 +122,7 @@ class Fleet:
         step_timeout_s: how long a step may take; None for ever.
         on_restart: called with a worker that was started again, before it gets an order.
         on_wake: called when a worker has to look at its messages, which waits for something else than those.
+        closed: what is raised where one waits for workers that another thread shuts down.
         lock: held while messages are sorted in and workers are started again. A trainer may send weights from another
             thread, and so notice a death: schemes hold the same one.
     """
@@ -140,6 +138,7 @@ class Fleet:
         step_timeout_s: float | None = None,
         on_restart: Callable[[Member, BaseException], None] | None = None,
         on_wake: Callable[[Member], None] | None = None,
+        closed: Callable[[], Exception] = lambda: CollectorClosed("shut down by another thread"),
         lock: Any = None,
     ) -> None:
         self._method: StartMethod = method
@@ -149,6 +148,11 @@ class Fleet:
         self._step_timeout_s = step_timeout_s
         self._on_restart = on_restart
         self._on_wake = on_wake
+        self._closed_error = closed
+        #: From the beginning of its end: whoever waits is to leave, and no worker is started any more.
+        self._ends = threading.Event()
+        self._ending = threading.RLock()
+        self._use = _Use()
         self._board = SharedMemory(PAGE_BYTES * len(blueprints))
         self._num_calls = 0
         self._lock = threading.RLock() if lock is None else lock
@@ -185,6 +189,7 @@ class Fleet:
         try:
             ours, theirs = Pipe(duplex=True)
             member.channel = Channel(ours)
+            close_when_forked(member.channel)
             try:
                 member.process = start_process(
                     self._method,
@@ -199,9 +204,18 @@ class Fleet:
                 f"worker {member.number} could not be started: the server that forks workers is gone (was it killed?)",
                 member.number,
             ) from error
+        member.pid = member.process.pid
         member.sentinel = os.pidfd_open(member.process.pid) if hasattr(os, "pidfd_open") else member.process.sentinel
         member.hung_up = member.handed_over = False
         self._started(member.number)
+        if self._ends.is_set():  # by another thread, that did not know of this one
+            self._kill(member)
+            self._let_go(member)
+            raise self._closed_error()
+
+    def _require_open(self) -> None:
+        if self._ends.is_set():
+            raise self._closed_error()
 
     def _hand_over(self, member: Member) -> None:
         """Give a worker its board and its blueprint."""
@@ -297,7 +311,7 @@ class Fleet:
     @ctrl_c_waits
     def handle_end(self, member: Member) -> None:
         """A worker's process has ended, or is about to; another thread may have noticed already."""
-        with self._lock:
+        with self._use, self._lock:
             self._drain(member)
             if member.failure is not None or has_ended(member) or self._leaves(member):
                 self.handle_loss(member)
@@ -313,6 +327,11 @@ class Fleet:
 
         Another thread may sort in what this one waits for, or start a worker again: it is looked at anew each time.
         """
+        with self._use:
+            return self._wait_in_use(members, timeout_s)
+
+    def _wait_in_use(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
+        self._require_open()
         limit = _SECONDS_BETWEEN_LOOKS if timeout_s is None else min(timeout_s, _SECONDS_BETWEEN_LOOKS)
         with self._lock:
             channels = {member.channel.connection: member for member in members}
@@ -382,7 +401,7 @@ class Fleet:
                 self._kill(member)
 
     def _kill(self, member: Member) -> None:
-        if member.sentinel == -1:  # nothing is left of it
+        if member.process is None or member.sentinel == -1:  # nothing is left of it
             return
         with contextlib.suppress(OSError, ValueError):
             os.kill(member.process.pid, signal.SIGKILL)
@@ -414,12 +433,11 @@ class Fleet:
         """Once the process has ended; one that only closed its connection gets a moment for it."""
         if member.sentinel != -1 and not wait([member.sentinel], timeout=1.0):
             self._kill(member)
-        deadline = time.monotonic() + 1.0
-        while (code := member.process.exitcode) is None and time.monotonic() < deadline:
-            time.sleep(0.001)  # the server of a forked worker tells its exit code a little later
-        return code
+        return _reaped(member.process, 1.0)
 
     def _raise_loss(self, member: Member) -> NoReturn:
+        if member.failure is None:
+            self._require_open()  # one that was told to leave was not lost
         error = member.failure[0] if member.failure is not None else self.obituary(member)
         if member.number in self._reviving:
             raise _LostAgain(member, error)
@@ -427,17 +445,17 @@ class Fleet:
 
     def handle_loss(self, member: Member) -> None:
         """A worker is gone, or about to leave with an exception: start it again, or raise."""
-        if member.process is None:
-            raise WorkerDied(f"worker {member.number} was told to leave: its owner was shut down", member.number)
         cut_short = member.restart_cut_short
-        if member.number in self._reviving or (cut_short is None and member.life.number >= self._restarts):
+        may_restart = member.life.number < self._restarts and not self._ends.is_set()
+        if member.number in self._reviving or (cut_short is None and not may_restart):
             self._raise_loss(member)
         error = cut_short or (member.failure[0] if member.failure is not None else self.obituary(member))
         self._reviving.add(member.number)
         try:
             while True:
                 try:
-                    self._restart(member, error)
+                    with self._use:
+                        self._restart(member, error)
                     return
                 except _LostAgain as again:
                     if again.member is not member:
@@ -465,13 +483,14 @@ class Fleet:
     def _restart(self, member: Member, error: BaseException) -> None:
         self._kill(member)
         if member.life.number:
-            ctrl_c.wait([], min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S))
+            back_off_s = min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S)
+            ctrl_c.interruptible(self._ends.wait, back_off_s)
+        self._require_open()
         page = member.page
         member.frames_before += page.integer("frames")
         member.life = Life(member.life.number + 1, max(page.integer("next_traj_id"), member.life.first_traj_id))
         page.clear(but=LEFT_BEHIND)
-        member.channel.close()
-        self._close_sentinel(member)
+        self._let_go(member)
         member.description, member.failure, member.due = None, None, 0
         member.replies.clear()
         self._start(member)
@@ -481,10 +500,18 @@ class Fleet:
             self._on_restart(member, error)
         member.restart_cut_short = None
 
-    def _close_sentinel(self, member: Member) -> None:
-        if member.sentinel not in (-1, member.process.sentinel):
-            os.close(member.sentinel)
-        member.sentinel = -1
+    def _let_go(self, member: Member) -> None:
+        """Of a process that has ended: nothing that belongs to it stays open."""
+        process, member.process, member.hung_up = member.process, None, True
+        sentinel, member.sentinel = member.sentinel, -1
+        if process is not None:
+            if sentinel not in (-1, process.sentinel):
+                os.close(sentinel)
+            _reaped(process, 1.0)
+            with contextlib.suppress(OSError, ValueError, AssertionError):
+                process.close()
+        if member.channel is not None:
+            member.channel.close()
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -520,51 +547,99 @@ class Fleet:
             if member.process is None or self.owner_pid != os.getpid():
                 continue
             if member.handed_over:
-                self.send(member, "close", wake=True)
+                member.channel.send_in_time(_SECONDS_TO_SEND, "close")
+                self._wake(member)
             else:  # Ctrl-C came before: it waits for something else than messages
                 member.channel.close()
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Ask workers to leave, then tell them, then kill them; in ``timeout_s`` (5 by default) at most."""
+        """Ask workers to leave, then tell them, then kill them; in ``timeout_s`` (5 by default) at most.
+
+        Whoever waits for them in another thread is told, and gone before anything that it uses is closed.
+        """
         if self.owner_pid != os.getpid():
             return
-        _fleets.discard(self)
-        total = 5.0 if timeout_s is None else max(0.0, timeout_s)
-        close_s, terminate_s = total * SECONDS_TO_CLOSE / 5, total * SECONDS_TO_TERMINATE / 5
-        left = [member for member in self.members if member.process is not None]
+        self._ends.set()
+        with self._ending:
+            _fleets.discard(self)
+            self._end_processes(5.0 if timeout_s is None else max(0.0, timeout_s))
+            self._use.wait_for_others(_SECONDS_FOR_OTHERS)
+            for member in self.members:
+                self._let_go(member)
+                member.pid = None
+            self._board.close_descriptor()
+
+    def _end_processes(self, total_s: float) -> None:
         try:
             self.ask_to_leave()
-            left = _still_there(left, close_s)
+            left = _still_there(self.members, total_s * SECONDS_TO_CLOSE / 5)
             for member in left:
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
                     member.process.terminate()
-            left = _still_there(left, terminate_s)
+            _still_there(left, total_s * SECONDS_TO_TERMINATE / 5)
         except KeyboardInterrupt:  # the second Ctrl-C: at once
-            left = [member for member in self.members if member.process is not None]
+            pass
+        left = _still_there(self.members, 0.0)
         for member in left:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
                 member.process.kill()
         _still_there(left, 1.0)
-        for member in self.members:
-            if member.process is not None:
-                self._close_sentinel(member)
-                with contextlib.suppress(OSError, ValueError, AssertionError):
-                    member.process.join(0.1)
-                    member.process.close()
-                member.process = None
-            if member.channel is not None:
-                member.channel.close()
-        self._board.close_descriptor()
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of something that is not to be kept by it, and calls it only while it is there."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = reference()
+        assert bound is not None
+        return bound(*args, **kwargs)
+
+    return call
+
+
+class _Use:
+    """Which threads are using something that another one wants to close."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: list[int] = []
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._threads.append(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._threads.remove(threading.get_ident())
+            self._changed.notify_all()
+
+    def wait_for_others(self, timeout_s: float) -> bool:
+        """This thread itself may be within, in a signal's handler, say."""
+        me = threading.get_ident()
+        with self._changed:
+            return self._changed.wait_for(lambda: all(thread == me for thread in self._threads), timeout_s)
+
+
+def _reaped(process: Any, timeout_s: float) -> int | None:
+    """The exit code of a process that has ended: the server of a forked worker tells it a little later."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(ValueError, AssertionError, AttributeError):  # closed, or of another process
+        while process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return process.exitcode
+    return None
 
 
 def has_ended(member: Member) -> bool:
-    return member.hung_up or member.sentinel == -1 or bool(wait([member.sentinel], timeout=0))
+    sentinel = member.sentinel  # another thread may close it
+    return member.hung_up or sentinel == -1 or bool(wait([sentinel], timeout=0))
 
 
 def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:
     """Wait for the end of processes; those that have not ended."""
     deadline = time.monotonic() + timeout_s
-    left = {member.sentinel: member for member in members}
+    left = {member.sentinel: member for member in members if member.sentinel != -1}
     while left:
         ended = wait(list(left), timeout=max(0.0, deadline - time.monotonic()))
         for sentinel in ended:

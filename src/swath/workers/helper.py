@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -14,7 +13,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from swath.errors import WorkerDied
-from swath.workers.channel import Channel
+from swath.workers.channel import Channel, close_when_forked
+from swath.workers.owner import when_owner_is_gone
 from swath.workers.start import StartMethod, start_process
 
 #: A process whose owner is gone has so long to end by itself.
@@ -41,6 +41,7 @@ class Helper:
             theirs.close()
         self._what = what
         self._channel = Channel(ours)
+        close_when_forked(self._channel)
         self._sending = threading.Lock()
         self.pid: int = self._process.pid
         # (Not process.sentinel: a child of the process may hold that open.)
@@ -106,12 +107,4 @@ def leave_with_owner() -> None:
     """In the process: Ctrl-C is for the owner, and without an owner there is nothing left to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_watch_owner, name="swath-watch-owner", daemon=True).start()
-
-
-def _watch_owner() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    time.sleep(_SECONDS_TO_LEAVE)
-    os._exit(1)
+    when_owner_is_gone(seconds=_SECONDS_TO_LEAVE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from swath.errors import add_note
 from swath.rollout.layout import Field, Layout
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class EnvsOfWorker:
             try:
                 made.append(make_env(factory, kwargs))
             except Exception as error:
-                error.add_note(f"swath: raised while env {member} was made")
+                add_note(error, f"swath: raised while env {member} was made")
                 raise
 
     def pieces(self) -> Iterator[tuple[str, Any]]:

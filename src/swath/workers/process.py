@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -19,23 +18,12 @@ from swath.workers.board import Page
 from swath.workers.channel import Channel, pack
 from swath.workers.memory import map_descriptor
 from swath.workers.orders import Life
+from swath.workers.owner import when_owner_is_gone
 
 #: A worker whose owner is gone has so long to close its envs.
 _SECONDS_TO_LEAVE = 3.0
 #: And after that, for threads of envs to end.
 _SECONDS_FOR_THREADS = 0.5
-
-
-def _watch_owner(workers: list[Any]) -> None:
-    """Leave when the owner is gone, also from within a step that does not end."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    for each in workers:
-        each.leaving = True
-        each._page.waiting[0] = 1
-    time.sleep(_SECONDS_TO_LEAVE)
-    os._exit(1)
 
 
 def _leave_anyway() -> None:
@@ -49,7 +37,7 @@ def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     channel = Channel(connection)
     built: list[Any] = []
-    threading.Thread(target=_watch_owner, args=(built,), name="swath-watch-owner", daemon=True).start()
+    when_owner_is_gone(lambda: [each.leave() for each in built], _SECONDS_TO_LEAVE)
     try:
         descriptor = channel.receive_descriptor()
         page = Page(map_descriptor(descriptor, num_bytes), worker)

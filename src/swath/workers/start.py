@@ -23,6 +23,7 @@ from multiprocessing import context, reduction, spawn, util
 from typing import Any, Literal, cast
 
 from swath.workers.ctrl_c import ctrl_c_waits, interruptible
+from swath.workers.owner import Owner
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = ("forkserver", "spawn", "fork")
@@ -179,6 +180,12 @@ def check_start_method(method: Any) -> StartMethod:
     return cast(StartMethod, method)
 
 
+def _run(owner: Owner, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """In the process; ``owner`` is the first thing that arrives there."""
+    owner.watch()
+    return target(*args)
+
+
 def _run_with_environment(variables: dict[str, str], target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """In the process. The server has the variables of when it was started; the owner may have others by now."""
     for name in os.environ.keys() - variables.keys() - set(_THREADS):
@@ -191,7 +198,7 @@ def _run_with_environment(variables: dict[str, str], target: Callable[..., Any],
 
 @ctrl_c_waits
 def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
-    """Start a process (not a daemon: it may have children of its own)."""
+    """Start a process (not a daemon: it may have children of its own). It ends when this one does: see ``owner.py``."""
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
             "this process is a daemon (of a multiprocessing.Pool, or a DataLoader's worker), which may not have "
@@ -199,6 +206,10 @@ def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[A
         )
     if method == "forkserver":
         target, args = _run_with_environment, (dict(os.environ), target, args)
-    process = _KINDS[method](target=target, args=args, name=name, daemon=False)
-    process.start()
+    owner = Owner.this_process()
+    try:
+        process = _KINDS[method](target=_run, args=(owner, target, args), name=name, daemon=False)
+        process.start()
+    finally:
+        owner.close()
     return process

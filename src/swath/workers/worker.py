@@ -22,6 +22,7 @@ from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.envs.base import EnvBase
 from swath.envs.serial import SerialEnv
+from swath.errors import add_note
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
 from swath.rollout.structure import Objects
@@ -157,9 +158,10 @@ class Worker:
             )
         except Exception as error:
             if len(members) > 1:
-                error.add_note(
+                add_note(
+                    error,
                     f"swath: {len(members)} envs share this worker and a policy call, so the policy gets batches of "
-                    f"{len(members)}; num_workers={plan.num_members} gives each env a worker of its own"
+                    f"{len(members)}; num_workers={plan.num_members} gives each env a worker of its own",
                 )
             raise
         if env.objects is not None:
@@ -444,6 +446,11 @@ class Worker:
         return time.monotonic() - started, time.process_time() - cpu_s
 
     # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """After the step that is being taken; from another thread."""
+        self.leaving = True
+        self._page.waiting[0] = 1
 
     def close(self) -> None:
         for scheme in self._receivers.values():

@@ -26,7 +26,7 @@ from swath.collectors.multi import ENV, WORKER
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
-from swath.errors import CollectorClosed, NodeLost, NoLength
+from swath.errors import NodeLost, NoLength, add_note
 from swath.rollout.layout import nested
 from swath.rollout.structure import Structure
 from swath.weight_update.hidden import HiddenWeights
@@ -43,6 +43,7 @@ from swath.weight_update.weights import (
 )
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
+from swath.workers.fleet import weakly
 from swath.workers.seeding import derived_seed
 
 
@@ -208,7 +209,7 @@ class NodesCollector(BaseCollector):
                 "RPC, or nodes that others start); on_node_loss='continue' goes on with the rest"
             )
         self._roster = roster = Roster(
-            engine, loss, type(self).__name__, self.lock, start_timeout_s, self._welcome, self._forget
+            engine, loss, type(self).__name__, self.lock, start_timeout_s, weakly(self._welcome), weakly(self._forget)
         )
         try:
             self._start(made)
@@ -319,9 +320,7 @@ class NodesCollector(BaseCollector):
                 f"this collector's nodes belong to process {self._owner_pid}, and this is {os.getpid()}; make the "
                 "collector in the process that iterates over it (a DataLoader: num_workers=0)"
             )
-        self._raise_failure()
-        if self._closed:
-            raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
+        self._require_open_unless(False)
 
     def _welcome(self, member: Member) -> None:
         """A node was started again: the newest weights, a seed of its own, and where it writes to."""
@@ -663,7 +662,7 @@ class NodesCollector(BaseCollector):
         if isinstance(error, NodeLost):
             self._roster.deal_with(member, life, error)
             return
-        error.add_note(f"swath: raised in {member.who}, while it applied weights")
+        add_note(error, f"swath: raised in {member.who}, while it applied weights")
         raise error
 
     def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
@@ -826,6 +825,7 @@ class NodesCollector(BaseCollector):
         self._roster.close(self._shutdown_timeout)
 
     def __del__(self) -> None:
+        self._say_that_it_is_gone()
         self.shutdown(raise_on_error=False)
 
     def __repr__(self) -> str:
@@ -845,17 +845,22 @@ class _DirectWriting(Batches):
     writes_elsewhere = True
 
     def __init__(self, collector: NodesCollector) -> None:
-        super().__init__(collector._next_batch, lambda: collector._complete, lambda: True)
-        self._collector = collector
+        super().__init__(collector, lambda: True)
+        self._roster = collector._roster
 
     def is_still(self) -> bool:
-        return not self._collector._roster.has_pending
+        return not self._roster.has_pending
 
     def hurry(self) -> None:
-        self._collector._draining = True
+        self._drain(True)
 
     def go_on(self) -> None:
-        self._collector._draining = False
+        self._drain(False)
+
+    def _drain(self, draining: bool) -> None:
+        collector = self.owner()
+        if collector is not None:  # it may be on its way out
+            collector._draining = draining
 
 
 def storing(device: Any) -> torch.device | None:

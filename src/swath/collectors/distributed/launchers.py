@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +23,7 @@ from swath import platforms
 from swath.collectors.distributed.folders import OwnFolder, make_own
 from swath.errors import NodeLost
 from swath.workers import pickling
+from swath.workers.owner import when_owner_is_gone
 from swath.workers.start import StartMethod, check_start_method, start_process
 
 #: What a Slurm job asks for by default; give ``slurm_kwargs`` for more.
@@ -90,21 +88,13 @@ class Launcher(Protocol):
 def _run_in_process(ticket: Ticket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, who tells us what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_watch_owner, name="swath-watch-owner", daemon=True).start()
+    when_owner_is_gone(seconds=_SECONDS_TO_LEAVE)  # the link to the driver is broken, too: mostly, it has left by then
     try:
         ticket.run()
     except NodeLost as lost:  # nothing is wrong here, and nobody asked for a traceback
         print(f"swath: {lost}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)  # threads of the engine, or of an env, must not keep the process
-
-
-def _watch_owner() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    time.sleep(_SECONDS_TO_LEAVE)  # the link to the driver is broken, too: mostly, it has left by then
-    os._exit(1)
 
 
 class _LocalProcess:

@@ -60,7 +60,7 @@ from swath.collectors.distributed.wire import (
     revive_error,
     unpack_value,
 )
-from swath.errors import NodeLost
+from swath.errors import NodeLost, told
 from swath.rollout.layout import Field
 from swath.weight_update.nodes import DistributedWeightSyncScheme
 from swath.workers import pickling
@@ -469,7 +469,7 @@ class _NodeServer:
         except LinkBroken as broken:
             self._lost = str(broken)
         except Exception as error:
-            self._lost = f"{type(error).__name__}: {error}"
+            self._lost = told(error)
         self._leave()
 
     def _leave(self) -> None:

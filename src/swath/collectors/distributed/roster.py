@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
-from swath.errors import CollectorClosed, EnvError, NodeLost
+from swath.errors import CollectorClosed, EnvError, NodeLost, add_note, message_of
 from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 
 
@@ -174,7 +174,7 @@ class Roster:
         except NodeLost as lost:
             raise NodeLost(f"node {plan.node} of {self.engine.name} did not start: {lost}", plan.node) from None
         except Exception as error:
-            error.add_note(f"swath: raised while node {plan.node} of {self._owner} was made")
+            add_note(error, f"swath: raised while node {plan.node} of {self._owner} was made")
             raise
 
     def _require_alike(self, member: Member) -> None:
@@ -267,7 +267,7 @@ class Roster:
             except NodeLost as error:
                 self.deal_with(member, life, error)
             except Exception as error:
-                error.add_note(f"swath: raised in {member.who} of {self._owner}")
+                add_note(error, f"swath: raised in {member.who} of {self._owner}")
                 raise
             if not member.alive:
                 return []
@@ -304,14 +304,14 @@ class Roster:
                 member.pending.clear()
                 self._forget(member, orders)
                 left = f"{len(self.alive)} of {len(self.members)}"
-                warnings.warn(f"{error} Collection goes on with {left}.", stacklevel=2)
+                warnings.warn(f"{message_of(error)} Collection goes on with {left}.", stacklevel=2)
                 return
             advice = "on_node_loss='continue' goes on with the others"
             if self.engine.restarts:
                 advice = f"restart_nodes=1 starts it again, {advice}"
-            error.add_note(f"swath: {advice}")
+            add_note(error, f"swath: {advice}")
         else:
-            error.add_note(f"swath: raised in {member.who} of {self._owner}")
+            add_note(error, f"swath: raised in {member.who} of {self._owner}")
         raise error
 
     def _restart(self, member: Member, error: Exception) -> None:
@@ -334,8 +334,8 @@ class Roster:
         member.batches_since_weights = 0
         member.unfinished = None
         warnings.warn(
-            f"{error} It was started again as {member.who}; the episodes that it was in have ended without a done flag "
-            "where they were delivered already, and go on under new ids",
+            f"{message_of(error)} It was started again as {member.who}; the episodes that it was in have ended without "
+            "a done flag where they were delivered already, and go on under new ids",
             stacklevel=2,
         )
 

@@ -14,7 +14,6 @@ import json
 import struct
 import sys
 import threading
-import traceback
 from collections import deque
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -25,8 +24,8 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from swath import errors
-from swath.errors import WorkerRaised
-from swath.workers.channel import RemoteTraceback
+from swath.errors import WorkerRaised, add_note, message_of, notes_of
+from swath.workers.channel import RemoteTraceback, traceback_of
 
 _HEADER_BYTES = 1024
 _HEADER = struct.Struct("<qqqqq")  # kind, number, tag, length of the JSON, length of the body
@@ -242,9 +241,9 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     return {
         "module": type(error).__module__,
         "kind": type(error).__name__,
-        "message": str(error.args[0]) if len(error.args) == 1 else str(error),
-        "notes": list(getattr(error, "__notes__", [])),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": message_of(error.args[0] if len(error.args) == 1 else error),
+        "notes": notes_of(error),
+        "traceback": traceback_of(error),
     }
 
 
@@ -258,7 +257,7 @@ def revive_error(about: dict[str, Any], node: int) -> Exception:
     except Exception:
         error = WorkerRaised(f"{about['kind']}: {about['message']}", node)
     for note in about["notes"]:
-        error.add_note(note)
+        add_note(error, note)
     error.__cause__ = RemoteTraceback(about["traceback"])
     return error
 

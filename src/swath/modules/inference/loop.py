@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from swath.errors import InferenceError, ServerClosed, ServerDied
+from swath.errors import InferenceError, ServerClosed, ServerDied, add_note, told
 from swath.modules.inference.requests import Answer, Asked
 from swath.modules.inference.served_policy import ServedPolicy
 from swath.modules.inference.stats import ServerStats
@@ -86,7 +86,7 @@ class ServingLoop:
                     self._serve(batch)
                     self._under_way = ()
         except BaseException as error:
-            reason = ServerDied(f"the inference server's thread has ended with {type(error).__name__}: {error}")
+            reason = ServerDied(f"the inference server's thread has ended with {told(error)}")
             raise
         finally:
             self._close(reason)
@@ -196,9 +196,10 @@ class ServingLoop:
 
     def _fail(self, group: Sequence[Asked], error: Exception) -> None:
         keys = ", ".join(map(str, group[0].content.as_tensordict().keys(True, True)))
-        error.add_note(
+        add_note(
+            error,
             f"swath: raised by an inference server for a batch of {len(group)} requests (the first one of batch size "
-            f"{tuple(group[0].content.batch_size)}, with {keys or 'no key that the policy reads'}); the server goes on"
+            f"{tuple(group[0].content.batch_size)}, with {keys or 'no key that the policy reads'}); the server goes on",
         )
         for request in group:
             request.fail(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ import cloudpickle
 import torch
 
 from swath import platforms
-from swath.errors import InferenceError, ServerClosed, ServerDied
+from swath.errors import InferenceError, ServerClosed, ServerDied, told
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
 from swath.modules.inference.reception import Address
@@ -27,6 +26,7 @@ from swath.modules.inference.slots import SlotTransport, require_slots
 from swath.weight_update.weights import choose_sources, flat_weights
 from swath.workers import pickling
 from swath.workers.channel import Channel, pack, unpack
+from swath.workers.owner import when_owner_is_gone
 from swath.workers.start import StartMethod, check_start_method, start_process
 
 _TRANSPORTS: dict[str, type[MPTransport]] = {"slots": SlotTransport, "mp": MPTransport}
@@ -127,9 +127,7 @@ class ProcessInferenceServer:
             kind, content = hold.receive()
             if kind == "failed":
                 cause = unpack(content, -1, f"the inference server's process (pid {process.pid})")
-                raise InferenceError(
-                    f"the inference server could not start: {type(cause).__name__}: {cause}"
-                ) from cause
+                raise InferenceError(f"the inference server could not start: {told(cause)}") from cause
         except BaseException:
             hold.end(0.5)
             raise
@@ -314,6 +312,8 @@ class _Hold:
             wait([self._sentinel], timeout=max(timeout_s * share, 0.05))
         self._note_exit_code()
         with self._lock:
+            if self._is_closed:  # by another thread, meanwhile
+                return
             self._is_closed = True
             os.close(self._sentinel)
             self.channel.close()
@@ -328,7 +328,7 @@ class _Hold:
 def _main(connection: Connection, address: Address, transport: str, num_slots: int, num_threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_watch_owner, name="swath-watch-owner", daemon=True).start()
+    when_owner_is_gone(seconds=_SECONDS_TO_LEAVE)  # also from within a policy that does not return
     channel = Channel(connection)
     try:
         torch.set_num_threads(num_threads)
@@ -364,15 +364,6 @@ def _follow(channel: Channel, server: InferenceServer) -> bool:
         message = pickling.dumps(("failed", number, pack(error)))
     channel.send_pickled(message)
     return True
-
-
-def _watch_owner() -> None:
-    """Leave when the owner is gone, also from within a policy that does not return."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    time.sleep(_SECONDS_TO_LEAVE)
-    os._exit(1)
 
 
 #: Processes that were not ended.

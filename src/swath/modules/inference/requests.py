@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 
+from swath.errors import message_of
 from swath.rollout.layout import Key, as_key, nested
 
 #: A client looks so often whether its server is still there.
@@ -175,7 +176,7 @@ def own_copy(error: BaseException) -> BaseException:
         copied = copy.copy(error)
     except Exception:
         return error
-    if type(copied) is not type(error) or str(copied) != str(error):
+    if type(copied) is not type(error) or message_of(copied) != message_of(error):
         return error
     copied.__cause__ = error
     return copied

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, lazy_stack
 from tensordict.nn import InteractionType, TensorDictModuleBase
 from torch import nn
 
-from swath.errors import PolicyOutputError
+from swath.errors import PolicyOutputError, add_note
 from swath.modules.inference.requests import Answer, Content
 from swath.rollout.exploration import exploring
 from swath.rollout.first_call import require_inputs
@@ -243,9 +243,10 @@ def _own(given: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(given)
     except Exception as error:
-        error.add_note(
+        add_note(
+            error,
             "swath: an InferenceServer serves a copy of the policy, and this one cannot be copied; give a "
-            "policy_factory, or share_weights=True to serve the module itself"
+            "policy_factory, or share_weights=True to serve the module itself",
         )
         raise
 
