@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import re
@@ -19,6 +20,7 @@ import torch
 
 from counting import CountingEnv, assert_consistent, make_counting
 from leaks import wait_until, warned
+from numbered import ENV, EPISODE, PID, make_numbered
 from policies_for_tests import deterministic
 from swath.collectors import Collector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector, DistributedSyncCollector
@@ -842,3 +844,17 @@ def test_nodes_that_are_started_by_hand(tmp_path: Path) -> None:
     )
     assert missing.returncode == 1
     assert "no driver has put a ticket for node 7" in missing.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_trajectory_ids_of_nodes_go_on_in_a_buffer_that_has_some(workers: int) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=16)
+    for round_ in range(2):
+        envs = [functools.partial(make_numbered, 10 * round_ + env) for env in range(2)]
+        kwargs: dict[str, Any] = {"num_workers_per_collector": workers} if workers > 1 else {}
+        list(DistributedCollector(envs, frames_per_batch=40, total_frames=160, replay_buffer=rb, **kwargs))
+    frames = rb[:]
+    episodes = frames["observation"][:, [PID, ENV, EPISODE]]
+    ids = frames["collector", "traj_ids"].unsqueeze(1)
+    counts = [len(each.unique(dim=0)) for each in (ids, episodes, torch.cat([ids, episodes], 1))]
+    assert counts == [counts[0]] * 3
