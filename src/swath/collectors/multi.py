@@ -695,6 +695,10 @@ class MultiCollector(BaseCollector):
             )
         for member, state in zip(self._fleet.members, states, strict=True):
             self._call_idle("load_state_dict", state, strict, members=[member])
+            own = state.get("lane0", state)
+            weights = {**own.get("policy_state_dict", {}), **own.get("hidden_weights", {})}
+            if weights and "policy" in self._schemes:  # which gives them to a worker that is started again
+                self._schemes["policy"].send(weights, [member.number], version=own["policy_version"])
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._policy_version = state_dict["policy_version"]

@@ -847,9 +847,9 @@ def _tensors(source: Any) -> dict[str, torch.Tensor]:
 
 def _policy_state(state: Mapping[str, Any]) -> Any:
     """The policy's weights in the state of a node's collector, of one process or several."""
-    while "policy_state_dict" not in state:
+    while not {"policy_state_dict", "hidden_weights"} & state.keys():
         inner = next((state[name] for name in ("worker0", "lane0") if name in state), None)
         if inner is None:
             return None
         state = inner
-    return state["policy_state_dict"]
+    return {**state.get("policy_state_dict", {}), **state.get("hidden_weights", {})}
