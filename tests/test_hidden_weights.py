@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -120,6 +122,44 @@ def test_hidden_weights_in_one_process() -> None:
         own.update_policy_weights_(Agent(2))
         assert acts(own, 1) == 2
         assert agent.value[0] == 2
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_hidden_weights_are_part_of_the_state(sync: bool) -> None:
+    def make(agent: Agent) -> Any:
+        policy = in_module(lambda observation: agent.get_action(observation))
+        return MultiCollector(
+            [make_counting] * 2, policy, frames_per_batch=6, num_workers=2, track_policy_version=True, sync=sync
+        )
+
+    agent = Agent(1.0)
+    with make(agent) as before:
+        agent.set(2)
+        before.update_policy_weights_()
+        assert acts(before, 1) == 2
+        state = before.state_dict()
+    with make(Agent(5)) as after:
+        after.load_state_dict(state)
+        assert acts(after, 1) == 2
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+def test_a_worker_that_is_started_again_has_the_weights_that_were_loaded() -> None:
+    agent = Agent(1.0)
+    policy = in_module(agent)
+    kwargs: dict[str, Any] = {"frames_per_batch": 6, "num_workers": 2, "track_policy_version": True}
+    with MultiSyncCollector([make_counting] * 2, policy, restart_workers=2, **kwargs) as collector:
+        agent.set(2)
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+        agent.set(3)
+        collector.update_policy_weights_()
+        assert acts(collector, 2) == 3
+        collector.load_state_dict(state)
+        os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
+        batch = next(iter(collector))
+        assert bool((batch["action"] == 2).all())
+        assert bool((batch["policy_version"] == 1).all())
 
 
 class Opaque:

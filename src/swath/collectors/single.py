@@ -40,6 +40,8 @@ from swath.rollout.layout import CPU, Field, Key, leaves_of
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.mail import Mail
 from swath.rollout.plan import PolicyPlan
+from swath.weight_update.hidden import HiddenWeights
+from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import apply_weights, choose_source, saved_state
 
@@ -502,6 +504,8 @@ class Collector(BaseCollector):
         }
         if isinstance(self.policy, torch.nn.Module):
             state["policy_state_dict"] = saved_state(self.policy)
+        if hidden := HiddenWeights(self.policy).tensors:
+            state["hidden_weights"] = {name: tensor.detach().clone() for name, tensor in hidden.items()}
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -515,6 +519,8 @@ class Collector(BaseCollector):
                 if "policy_state_dict" in state_dict
                 else "the state has no policy weights, but this collector's policy needs them; strict=False goes on"
             )
+        if "hidden_weights" in state_dict:
+            WeightStrategy().apply_weights(HiddenWeights(self.policy).tensors, state_dict["hidden_weights"])
         self.env.load_state_dict(state_dict["env_state_dict"], strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
