@@ -443,3 +443,18 @@ def test_a_postproc_that_keeps_nothing_of_a_batch() -> None:
     rewards = rb[:]["next", "reward"]
     assert len(rewards) == rb.write_count > 300
     assert (rewards % 2 == 0).all()
+
+
+def test_a_batch_of_many_envs_that_was_stopped_before_its_first_frame() -> None:
+    rb = buffer()
+    collector = filling("batched", rb)
+    collector._rollout.mail.ask_to_stop()
+    next(iter(collector))
+    assert not len(rb)
+    collector._rollout.mail.go_on()
+    next(iter(collector))
+    collector._rollout.mail.ask_to_stop()
+    next(iter(collector))
+    collector.shutdown()
+    assert len(rb) >= 30
+    assert_tracks_in_one_piece(rb, 3)
