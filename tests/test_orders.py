@@ -422,3 +422,39 @@ def test_every_env_has_its_track_whatever_shape_batches_have(arguments: dict[str
     frames = rb[:]["observation"]
     assert torch.equal(frames[:, ENV], frames[:, ENV].sort().values)
     assert_tracks_in_one_piece(rb, 3)
+
+
+def test_a_postproc_that_keeps_nothing_of_a_batch() -> None:
+    """The last order is one step of each of two envs, of which it keeps some, or none."""
+    rb = buffer()
+    collector = MultiCollector(
+        numbered_envs(5),
+        frames_per_batch=20,
+        total_frames=642,
+        num_workers=1,
+        replay_buffer=rb,
+        sync=False,
+        postproc=halve,
+    )
+    collector.start()
+    finish(collector)
+    assert collector.stats()["frames"] == 642
+    assert rb.storage.tracks.num_tracks == 1
+    rewards = rb[:]["next", "reward"]
+    assert len(rewards) == rb.write_count > 300
+    assert (rewards % 2 == 0).all()
+
+
+def test_a_batch_of_many_envs_that_was_stopped_before_its_first_frame() -> None:
+    rb = buffer()
+    collector = filling("batched", rb)
+    collector._rollout.mail.ask_to_stop()
+    next(iter(collector))
+    assert not len(rb)
+    collector._rollout.mail.go_on()
+    next(iter(collector))
+    collector._rollout.mail.ask_to_stop()
+    next(iter(collector))
+    collector.shutdown()
+    assert len(rb) >= 30
+    assert_tracks_in_one_piece(rb, 3)

@@ -258,6 +258,8 @@ class ReplayBuffer:
 
     def write_mixed(self, frames: TensorDictBase, env_index: np.ndarray) -> None:
         """Add frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""
+        if not len(env_index):  # a batch that was stopped before its first frame
+            return
         with self._writing:
             if not self._storage.is_laid_out:
                 self._storage.lay_out(frames.unsqueeze(0), self._planned_tracks)

@@ -573,7 +573,7 @@ def end_others(memory: FrameMemory, tracks: Sequence[int], traj_ids: Sequence[in
     ids = memory.leaves.get(TRAJ_IDS)
     if ids is None:
         return
-    of_track = np.asarray(tracks)
+    of_track = np.asarray(tracks, dtype=np.int64)
     committed = memory.tracks.committed[of_track]
     slots = of_track * memory.tracks.length + (committed - 1) % memory.tracks.length
     differ = ids[torch.from_numpy(slots)].cpu().numpy() != np.asarray(traj_ids)

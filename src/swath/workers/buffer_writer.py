@@ -157,5 +157,5 @@ def _as_batch(leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> Tensor
 def _flat(batch: TensorDictBase) -> TensorDictBase:
     """``[1, frames]``, without what only fills up."""
     mask: Any = batch.get(("collector", "mask"), None)
-    frames = batch.reshape(-1)
+    frames = batch.reshape(batch.batch_size.numel())  # not -1: of nothing, TensorDict makes one
     return (frames if mask is None else frames[mask.reshape(-1)]).unsqueeze(0)
