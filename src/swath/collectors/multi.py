@@ -24,7 +24,7 @@ from swath.errors import CollectorClosed, EnvError
 from swath.rollout.layout import Key, nested
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.updaters import adopt_updater
-from swath.weight_update.weights import choose_sources, fitting_weights, load_own_policy, save_own_policy
+from swath.weight_update.weights import choose_sources, copied_policy, fitting_weights, load_own_policy, save_own_policy
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fleet import Fleet, Member
@@ -193,6 +193,7 @@ class MultiCollector(BaseCollector):
             storing_device=storing_device,
         )
         self.policy = policy
+        self._restarts = int(restart_workers)
         self._method: StartMethod = method
         self._resets_each_iter = reset_at_each_iter
         self._tracked = [key for key, wanted in ((WORKER, track_worker), (ENV, track_env)) if wanted]
@@ -255,7 +256,7 @@ class MultiCollector(BaseCollector):
                 method=method,
                 receivers=self._halves_for,
                 started=self._scheme_halves_are_out,
-                restarts=int(restart_workers),
+                restarts=self._restarts,
                 step_timeout_s=step_timeout_s,
                 on_restart=self._welcome_back,
                 lock=self.lock,
@@ -670,6 +671,11 @@ class MultiCollector(BaseCollector):
         for member, state in zip(self._fleet.members, states, strict=True):
             self._call_idle("load_state_dict", state, strict, members=[member])
         load_own_policy(self.policy, state_dict, strict)
+        if self._restarts and "policy" in self._schemes:
+            for member, state in zip(self._fleet.members, states, strict=True):
+                weights, version = copied_policy(state)
+                if weights is not None:  # what its successor is sent must not be older than this
+                    self._schemes["policy"].send(weights, [member.number], version=version)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._policy_version = state_dict["policy_version"]

@@ -67,19 +67,19 @@ def save_own_policy(policy: Any) -> dict[str, Any]:
 
 def load_own_policy(policy: Any, state: Mapping[str, Any], strict: bool) -> None:
     """The trainer's module as it was; or, of a run that had none, as its first worker's was."""
-    weights = state.get(_OWN, copied_policy_state(state))
+    weights = state.get(_OWN, copied_policy(state)[0])
     if isinstance(policy, nn.Module) and weights is not None:
         policy.load_state_dict(weights, strict=strict)
 
 
-def copied_policy_state(state: Mapping[str, Any]) -> Any:
-    """The weights of the first copy of the policy in a collector's state, of one process or several."""
+def copied_policy(state: Mapping[str, Any]) -> tuple[Any, int]:
+    """Weights and version of the first copy of the policy in a collector's state, of one process or several."""
     while "policy_state_dict" not in state:
         inner = next((state[name] for name in ("node0", "worker0", "lane0") if name in state), None)
         if inner is None:
-            return None
+            return None, 0
         state = inner
-    return state["policy_state_dict"]
+    return state["policy_state_dict"], state["policy_version"]
 
 
 def apply_weights(policy: Any, source: Any) -> None:
