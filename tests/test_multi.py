@@ -8,6 +8,7 @@ import multiprocessing.forkserver
 import os
 import pickle
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -603,6 +604,35 @@ def test_the_trainers_own_module_is_restored(kind: type) -> None:
     check_that_the_own_module_is_restored(
         lambda **policy: kind([make_counting] * 2, num_workers=2, frames_per_batch=20, **policy)
     )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_was_loaded_survives_a_restart() -> None:
+    """A worker that is started again has the weights that were loaded, not those that the collector was made with."""
+
+    def make(bias: float) -> tuple[Any, torch.nn.Linear]:
+        policy = torch.nn.Linear(4, 3)
+        with torch.no_grad():
+            policy.weight.zero_()
+            policy.bias.fill_(bias)
+        kind = MultiSyncCollector([make_counting] * 2, policy, num_workers=2, frames_per_batch=20, restart_workers=1)
+        return kind, policy
+
+    collector, policy = make(1.0)
+    with collector:
+        with torch.no_grad():
+            policy.bias.fill_(7.0)
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+    collector, _ = make(-1.0)
+    with collector:
+        collector.load_state_dict(state)
+        batches = iter(collector)
+        next(batches)
+        os.kill(collector.stats()["workers"][0]["pid"], signal.SIGKILL)
+        while not collector.stats()["workers"][0]["restarts"]:
+            assert (next(batches)["action"] == 7.0).all()
+        assert (next(batches)["action"] == 7.0).all()
 
 
 # -- layouts ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import (
     choose_sources,
+    copied_policy,
     fitting_weights,
     has_weights,
     load_own_policy,
@@ -183,7 +184,7 @@ class MultiCollector(BaseCollector):
             raise ValueError("split_trajs needs track_traj_ids=True")
         if weight_updater is not None and weight_sync_schemes is not None:
             raise TypeError("give either weight_updater or weight_sync_schemes, not both")
-        restarts = whole_number("restart_workers", restart_workers)
+        self._restarts = whole_number("restart_workers", restart_workers)
         if step_timeout_s is not None:
             positive_number("step_timeout_s", step_timeout_s)
         max_steps = step_limit(max_frames_per_traj)
@@ -277,7 +278,7 @@ class MultiCollector(BaseCollector):
                 # (Weakly: one that nobody has any more ends then, and not when cycles are looked for.)
                 receivers=weakly(self._halves_for),
                 started=weakly(self._scheme_halves_are_out),
-                restarts=restarts,
+                restarts=self._restarts,
                 step_timeout_s=step_timeout_s,
                 on_restart=weakly(self._welcome_back),
                 closed=weakly(self._ended_meanwhile),
@@ -743,6 +744,11 @@ class MultiCollector(BaseCollector):
         for member, state in zip(self._fleet.members, states, strict=True):
             self._call_idle("load_state_dict", state, strict, members=[member])
         load_own_policy(self.policy, state_dict, strict)
+        if self._restarts and "policy" in self._schemes:
+            for member, state in zip(self._fleet.members, states, strict=True):
+                weights, version = copied_policy(state)
+                if weights is not None:  # what its successor is sent must not be older than this
+                    self._schemes["policy"].send(weights, [member.number], version=version)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._policy_version = state_dict["policy_version"]

@@ -96,19 +96,25 @@ def save_own_policy(policy: Any) -> dict[str, Any]:
 
 def load_own_policy(policy: Any, state: Mapping[str, Any], strict: bool) -> None:
     """The trainer's module as it was; or, of a run that had none, as its first worker's was."""
-    weights = state.get(_OWN, copied_policy_state(state))
+    weights = state.get(_OWN, _of_first_copy(state).get("policy_state_dict"))
     if isinstance(policy, nn.Module) and weights is not None:
         policy.load_state_dict(weights, strict=strict)
 
 
-def copied_policy_state(state: Mapping[str, Any]) -> Any:
-    """The weights of the first copy of the policy in a collector's state, of one process or several."""
-    while "policy_state_dict" not in state:
+def copied_policy(state: Mapping[str, Any]) -> tuple[Any, int]:
+    """Weights and version of the first copy of the policy in a collector's state, of one process or several."""
+    own = _of_first_copy(state)
+    weights = {**own.get("policy_state_dict", {}), **own.get("hidden_weights", {})}
+    return weights or None, own.get("policy_version", 0)
+
+
+def _of_first_copy(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    while not {"policy_state_dict", "hidden_weights"} & state.keys():
         inner = next((state[name] for name in ("node0", "worker0", "lane0") if name in state), None)
         if inner is None:
-            return None
+            return {}
         state = inner
-    return state["policy_state_dict"]
+    return state
 
 
 def apply_weights(policy: Any, source: Any) -> None:

@@ -33,7 +33,7 @@ from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
     choose_sources,
-    copied_policy_state,
+    copied_policy,
     fitting_weights,
     flat_weights,
     has_weights,
@@ -752,7 +752,7 @@ class NodesCollector(BaseCollector):
         for member, (name, own) in zip(self._alive, states.items(), strict=True):
             member.next_own_id = max(member.next_own_id, state_dict["next_ids"][name])
             self._roster.ask(member, "load_state_dict", own, strict, member.next_own_id)
-            weights = copied_policy_state(own)
+            weights, _ = copied_policy(own)
             if weights is not None and "policy" in self._schemes and self._loss.restarts:
                 shared = self.share_weights(_tensors(weights))
                 self._schemes["policy"].remember(shared, [member.node], self._policy_version)
