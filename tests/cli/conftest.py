@@ -79,6 +79,25 @@ register("Stuck-v0", wait_at=67)
 register("Telling-v0", tell_at=60, pause=0.001)
 register("TellingAndStuck-v0", tell_at=67, wait_at=67)
 register("Dying-v0", die_at=60)
+
+
+class OneFails(Count):
+    """Of two, the first to be there fails in its step 60, once the other has taken 30; that one goes on slowly."""
+
+    def step(self, action):
+        if self.steps == 0:
+            with contextlib.suppress(FileExistsError), open("first", "x"):
+                self.fail_at = 60
+        if self.fail_at < 0 and self.steps == 30:
+            open("halfway", "w").close()
+        if self.fail_at < 0 and self.steps >= 30:
+            time.sleep(0.05)
+        while self.steps == self.fail_at and not os.path.exists("halfway"):
+            time.sleep(0.001)
+        return super().step(action)
+
+
+gymnasium.register("OneFails-v0", OneFails, disable_env_checker=True)
 register("Missing-v0", missing=True)
 '''
 
@@ -87,6 +106,7 @@ import threading
 
 import numpy
 import torch
+from tensordict.nn import TensorDictModule
 
 
 class Linear(torch.nn.Module):
@@ -124,6 +144,14 @@ def make_with_weights(path, epoch):
 
 def make_badly():
     raise KeyError("no weights")
+
+
+def make_wordy():
+    def policy(observation):
+        action = torch.nn.functional.one_hot(torch.zeros(observation.shape[:-1], dtype=torch.int64), 2)
+        return action, torch.ones(*observation.shape[:-1], 100)
+
+    return TensorDictModule(policy, in_keys=["observation"], out_keys=["action", "features"])
 
 
 ready = Linear()

@@ -138,7 +138,7 @@ class _Session:
             seconds,
             "error" if failure is not None else name,
             failure,
-            max(0, meter.shown - writer.frames),
+            max(0, meter.read().frames - writer.frames),
         )
 
     def _is_stopping(self) -> bool:
@@ -193,7 +193,7 @@ class _Session:
         if outcome.error is not None or not outcome.complete:
             _say(stopped_by.get(outcome.stopped_by or "", "") + kept_line(outcome, options.out))
         if disorder is not None:
-            _say(f"the frames could not be put in order on disk ({disorder.strerror}); swath.load does it in memory")
+            _say(f"it is not in its final form ({disorder.strerror}); swath.load opens it all the same")
         if options.json:
             saved = {"out": options.out, "bytes": num_bytes} if outcome.frames else {"out": None, "bytes": 0}
             self._print_json({**outcome.as_dict(), **saved, "exit_code": outcome.exit_code})

@@ -67,11 +67,6 @@ class Meter:
     def seconds(self) -> float:
         return time.perf_counter() - self._started
 
-    @property
-    def shown(self) -> int:
-        """How many frames were read last."""
-        return self._samples[-1][1]
-
     def read(self) -> Moment:
         now = time.perf_counter()
         samples = self._samples

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -90,9 +91,10 @@ class DatasetWriter:
             if self._example is None:
                 self._prepare(batch)
             for key, file in self._files.items():
-                size = file.bytes_per_frame
-                for row, at in zip(_as_bytes(batch.get(key)), places, strict=True):
-                    write_all(file.opened, row, at * size)
+                size, data = file.bytes_per_frame, _as_bytes(batch.get(key))
+                length = size * batch.shape[1]
+                for row, at in enumerate(places):
+                    write_all(file.opened, data[row * length : (row + 1) * length], at * size)
             news = self.episodes.look(batch, first_env)
             num_bytes = self.episodes.write(news)
             pieces = [(first_env + row, at, batch.shape[1]) for row, at in enumerate(places)]
@@ -123,24 +125,16 @@ class DatasetWriter:
     def put_together(self, folder: Path) -> None:
         """The dataset, in another folder of the same disk. Where frames are in order already, nothing is copied."""
         assert self._example is not None
-        folder.mkdir()
         pieces = merged(self._pieces())
         in_order = are_in_order(pieces)
+        if in_order:  # what was written and does not count makes room
+            for file in self._files.values():
+                os.truncate(file.path, self.frames * file.bytes_per_frame)
+        folder.mkdir()
         for key, path in _new_files(self._example, self.frames, folder / FRAMES).items():
-            if not (in_order and self._link(self._files[key], path)):
+            if not (in_order and _link(self._files[key].path, path)):
                 self._copy(self._files[key], path, pieces)
         self.episodes.put_together(folder / EPISODES, _offsets(self._written))
-
-    def _link(self, file: _File, path: Path) -> bool:
-        """Let a file have two names until the first goes; not all disks can do that."""
-        os.truncate(file.path, self.frames * file.bytes_per_frame)
-        beside = path.with_name(path.name + ".link")
-        try:
-            os.link(file.path, beside)
-        except OSError:
-            return False
-        os.replace(beside, path)
-        return True
 
     def _copy(self, file: _File, path: Path, pieces: Sequence[Piece]) -> None:
         size = file.bytes_per_frame
@@ -226,14 +220,30 @@ class _CommitLog:
 
 def _new_files(example: TensorDictBase, count: int, folder: Path) -> dict[Key, Path]:
     """A memory-mapped TensorDict ``[count]``: its files, by key. They take space on disk as they are written."""
-    memory = example.expand(count).memmap_like(str(folder))
+    try:
+        memory = example.expand(count).memmap_like(str(folder))
+    except RuntimeError as error:  # torch's, for what the system says; its number is at the end
+        number = re.search(r"\((\d+)\)\s*$", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     leaves = memory.items(include_nested=True, leaves_only=True)
     return {key: Path(leaf.filename) for key, leaf in leaves if leaf.numel()}
 
 
-def _as_bytes(value: torch.Tensor) -> np.ndarray:
-    """``[envs, bytes]`` of a key's ``[envs, steps, …]``."""
-    return value.detach().contiguous().reshape(len(value), -1).view(torch.uint8).numpy()
+def _link(old: Path, new: Path) -> bool:
+    """Let a file have a second name, in place of another one; not all disks can do that."""
+    beside = new.with_name(new.name + ".link")
+    try:
+        os.link(old, beside)
+    except OSError:
+        return False
+    os.replace(beside, new)
+    return True
+
+
+def _as_bytes(value: torch.Tensor) -> memoryview:
+    return memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:

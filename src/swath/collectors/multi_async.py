@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +14,8 @@ from tensordict import TensorDictBase
 
 from swath.collectors.base import BaseCollector, Budget
 from swath.collectors.multi import WORKER, MultiCollector, random_share
-from swath.collectors.multi_sync import mark_broken
-from swath.errors import NoLength
+from swath.collectors.multi_sync import SECONDS_TO_SALVAGE, mark_broken
+from swath.errors import NoLength, WorkerError
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
 from swath.workers.fleet import Member, has_ended
@@ -328,7 +330,7 @@ class MultiAsyncCollector(MultiCollector):
         """After a worker failed: what was complete and not delivered, its own steps too, joined in time."""
         if not any(member.failure is not None or has_ended(member) for member in self._fleet.members):
             return None  # Ctrl-C: it will be delivered later
-        self._take_arrived()
+        self._await_others()
         for member in self._fleet.members:
             if member.failure is not None:
                 _, number, steps = member.failure
@@ -339,6 +341,20 @@ class MultiAsyncCollector(MultiCollector):
         pieces = [self._as_batch(piece.leaves, piece.lead) for piece in self._pieces if piece.lead == self._lead]
         self._pieces.clear()
         return torch.cat(pieces, -1) if pieces else None  # type: ignore[arg-type,return-value]
+
+    def _await_others(self) -> None:
+        """After a worker failed: let the others deliver the steps that they have taken, if they do so soon."""
+        self._stop()
+        deadline = time.monotonic() + SECONDS_TO_SALVAGE
+        with suppress(WorkerError):  # one of them fails or hangs, too; what has arrived is there
+            while (left := deadline - time.monotonic()) > 0:
+                self._take_arrived()
+                busy = [member for member in self._fleet.members if self._pending[member.number]]
+                waiting = [member for member in busy if member.failure is None and not has_ended(member)]
+                if not waiting:
+                    break
+                self._fleet._wait_for(waiting, left)
+        self._take_arrived()
 
     @property
     def _lead(self) -> torch.Size:

@@ -23,7 +23,7 @@ MASK: Key = ("collector", "mask")
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 #: How long the others may take to stop when one worker failed.
-_SECONDS_TO_SALVAGE = 0.6
+SECONDS_TO_SALVAGE = 0.6
 
 
 @dataclass
@@ -307,7 +307,7 @@ class MultiSyncCollector(MultiCollector):
             return None
         fleet = self._fleet
         self._stop(batch)
-        deadline = time.monotonic() + _SECONDS_TO_SALVAGE
+        deadline = time.monotonic() + SECONDS_TO_SALVAGE
         while True:
             while fleet.arrived:
                 self._sort_in(batch, *fleet.arrived.popleft())
