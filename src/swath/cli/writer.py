@@ -243,7 +243,7 @@ def _link(old: Path, new: Path) -> bool:
 
 
 def _as_bytes(value: torch.Tensor) -> memoryview:
-    return memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
