@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import stat
 from dataclasses import dataclass
@@ -120,7 +121,16 @@ def _numbers_of(episodes: list[dict[str, Any]], counts: list[int], metadata: dic
         "frames_per_env": counts,
         "episodes": len(ended),
         "unfinished_episodes": len(episodes) - len(ended),
+        "return": _spread([row["return"] for row in ended]),
+        "length": _spread([row["length"] for row in ended]),
     }
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    """For JSON, which knows neither NaN nor infinity."""
+    found = {"mean": sum(values) / len(values), "min": min(values), "max": max(values)} if values else {}
+    sound = math.isfinite(sum(values))
+    return {name: found.get(name) if sound else None for name in ("mean", "min", "max")}
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

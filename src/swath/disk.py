@@ -34,11 +34,17 @@ def reserve(descriptor: int, num_bytes: int) -> None:
 def write_all(file: io.FileIO, data: Any, at: int) -> int:
     """Write bytes at a place of a file; how many. Raises OSError where there is no room, unlike a mapped file."""
     view = memoryview(data)
-    file.seek(at)
     done = 0
     while done < len(view):
-        done += file.write(view[done:])
+        done += _write_at(file.fileno(), view[done:] if done else view, at + done)
     return done
+
+
+def _write_at(descriptor: int, data: memoryview, at: int) -> int:
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, at)
+    os.lseek(descriptor, at, os.SEEK_SET)  # Windows
+    return os.write(descriptor, data)
 
 
 def is_full(error: OSError) -> bool:

@@ -58,6 +58,8 @@ def test_what_was_committed_before_a_kill_can_be_opened(warm_swath: Any, way: tu
     check_steps(data)
     ended = [row for row in data.episodes if row["terminated"]]
     assert len(ended) == data.metadata["episodes"] == sum(n // 9 for n in data.metadata["frames_per_env"])
+    assert data.metadata["return"] == {"mean": 4.5, "min": 4.5, "max": 4.5}
+    assert (data.metadata["length"]["max"], data.metadata["seconds"]) == (9, None)
     with pytest.raises(FileNotFoundError, match=rf"'{place}' is one that is not finished, or was killed"):
         swath.load("data")
 

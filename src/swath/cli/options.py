@@ -33,7 +33,8 @@ Ctrl-C stops early and keeps what was collected; once more leaves at once.
 
 exit codes:
   0    complete
-  1    the env, the policy or a worker failed; what came before is kept
+  1    the env, the policy, a worker or the disk failed; what came before is
+       kept
   2    the command cannot be run as it was given
   130  stopped by Ctrl-C
 """

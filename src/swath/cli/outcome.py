@@ -19,7 +19,8 @@ class Outcome:
     requested_frames: int
     episodes: EpisodeStatistics
     frames_per_env: list[int]
-    seconds: float
+    #: None: nobody could say.
+    seconds: float | None
     stopped_by: StoppedBy | None = None
     error: BaseException | None = None
     #: Frames that were taken, and may have been shown, and did not come to be written.
@@ -28,7 +29,7 @@ class Outcome:
     @classmethod
     def of_nothing(cls, requested_frames: int, num_envs: int) -> Outcome:
         """What is known while it is collected, and after a kill."""
-        return cls(0, requested_frames, EpisodeStatistics(), [0] * num_envs, 0.0)
+        return cls(0, requested_frames, EpisodeStatistics(), [0] * num_envs, None)
 
     @property
     def complete(self) -> bool:
@@ -60,6 +61,6 @@ class Outcome:
             "unfinished_episodes": self.episodes.unfinished,
             "return": self.episodes.returns.as_dict(),
             "length": self.episodes.lengths.as_dict(),
-            "seconds": round(self.seconds, 3),
-            "fps": round(self.fps, 1),
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
+            "fps": None if self.seconds is None else round(self.fps, 1),
         }

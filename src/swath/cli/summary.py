@@ -115,7 +115,8 @@ def print_summary(
     def say(text: str | Text = "", style: str = "") -> None:
         console.print(text if isinstance(text, Text) else Text(text, style), soft_wrap=True)
 
-    took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else show_duration(outcome.seconds)
+    seconds = outcome.seconds or 0.0
+    took = f"{seconds:.1f} s" if seconds < 60 else show_duration(seconds)
     say(f"{outcome.frames:,} frames of {options.env_id} in {took} ({outcome.fps:,.0f} frames/s)", "bold")
     say()
     for label, value in _facts(options, outcome, num_bytes):

@@ -91,9 +91,10 @@ class DatasetWriter:
             if self._example is None:
                 self._prepare(batch)
             for key, file in self._files.items():
-                size = file.bytes_per_frame
-                for row, at in zip(_as_bytes(batch.get(key)), places, strict=True):
-                    write_all(file.opened, row, at * size)
+                size, data = file.bytes_per_frame, _as_bytes(batch.get(key))
+                length = size * batch.shape[1]
+                for row, at in enumerate(places):
+                    write_all(file.opened, data[row * length : (row + 1) * length], at * size)
             news = self.episodes.look(batch, first_env)
             num_bytes = self.episodes.write(news)
             pieces = [(first_env + row, at, batch.shape[1]) for row, at in enumerate(places)]
@@ -241,9 +242,8 @@ def _link(old: Path, new: Path) -> bool:
     return True
 
 
-def _as_bytes(value: torch.Tensor) -> np.ndarray:
-    """``[envs, bytes]`` of a key's ``[envs, steps, …]``."""
-    return value.detach().contiguous().reshape(len(value), -1).view(torch.uint8).numpy()
+def _as_bytes(value: torch.Tensor) -> memoryview:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
