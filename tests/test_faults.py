@@ -564,7 +564,7 @@ def test_a_consumer_that_does_not_read_stops_the_workers() -> None:
 
 
 def test_no_room_is_an_error_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OutOfSharedMemory, match=r"needs 1000000\.0 GB of shared memory, and .* are free"):
+    with pytest.raises(OutOfSharedMemory, match=r"needs 1,000\.0 TB of shared memory, and .* are free"):
         SharedMemory(10**15)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))  # reserving more fails, as on a machine that is full

@@ -24,6 +24,7 @@ from swath.workers import ctrl_c, pickling
 from swath.workers.board import LEFT_BEHIND, PAGE_BYTES, Page, Shares
 from swath.workers.channel import Channel, close_when_forked, unpack
 from swath.workers.ctrl_c import ctrl_c_waits
+from swath.workers.endings import exit_code_of, how_it_ended, let_go
 from swath.workers.memory import SharedMemory, require_descriptors
 from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
 from swath.workers.process import main
@@ -410,16 +411,9 @@ class Fleet:
     def obituary(self, member: Member) -> WorkerDied:
         """Who died, how, and what to do."""
         code = self._exit_code(member)
-        if code is not None and code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:
-                name = f"signal {-code}"
-            how = f"was killed by {name}"
-            if name == "SIGKILL":
-                how += " (by someone, or by the kernel because memory ran out)"
-        else:
-            how = f"left with exit code {code}"
+        how = how_it_ended(code)
+        if code == -signal.SIGKILL:
+            how += " (by someone, or by the kernel because memory ran out)"
         when = f"after {member.frames:,} frames" if member.description is not None else "while it started"
         could = not self._restarts and isinstance(member.blueprint, Blueprint)
         advice = " With restart_workers=N it would be started again." if could else ""
@@ -433,7 +427,7 @@ class Fleet:
         """Once the process has ended; one that only closed its connection gets a moment for it."""
         if member.sentinel != -1 and not wait([member.sentinel], timeout=1.0):
             self._kill(member)
-        return _reaped(member.process, 1.0)
+        return exit_code_of(member.process)
 
     def _raise_loss(self, member: Member) -> NoReturn:
         if member.failure is None:
@@ -507,9 +501,7 @@ class Fleet:
         if process is not None:
             if sentinel not in (-1, process.sentinel):
                 os.close(sentinel)
-            _reaped(process, 1.0)
-            with contextlib.suppress(OSError, ValueError, AssertionError):
-                process.close()
+            let_go(process)
         if member.channel is not None:
             member.channel.close()
 
@@ -559,17 +551,23 @@ class Fleet:
         """
         if self.owner_pid != os.getpid():
             return
+        # Whoever shuts down because Ctrl-C was pressed does not need to be told of a second one.
+        is_second = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         self._ends.set()
         with self._ending:
             _fleets.discard(self)
-            self._end_processes(5.0 if timeout_s is None else max(0.0, timeout_s))
+            pressed = self._end_processes(5.0 if timeout_s is None else max(0.0, timeout_s))
             self._use.wait_for_others(_SECONDS_FOR_OTHERS)
             for member in self.members:
                 self._let_go(member)
                 member.pid = None
             self._board.close_descriptor()
+        if pressed is not None and not is_second:
+            raise pressed
 
-    def _end_processes(self, total_s: float) -> None:
+    def _end_processes(self, total_s: float) -> KeyboardInterrupt | None:
+        """By force, once Ctrl-C is pressed; it is returned."""
+        pressed = None
         try:
             self.ask_to_leave()
             left = _still_there(self.members, total_s * SECONDS_TO_CLOSE / 5)
@@ -577,13 +575,14 @@ class Fleet:
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     member.process.terminate()
             _still_there(left, total_s * SECONDS_TO_TERMINATE / 5)
-        except KeyboardInterrupt:  # the second Ctrl-C: at once
-            pass
+        except KeyboardInterrupt as error:
+            pressed = error
         left = _still_there(self.members, 0.0)
         for member in left:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 member.process.kill()
         _still_there(left, 1.0)
+        return pressed
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -619,16 +618,6 @@ class _Use:
         me = threading.get_ident()
         with self._changed:
             return self._changed.wait_for(lambda: all(thread == me for thread in self._threads), timeout_s)
-
-
-def _reaped(process: Any, timeout_s: float) -> int | None:
-    """The exit code of a process that has ended: the server of a forked worker tells it a little later."""
-    deadline = time.monotonic() + timeout_s
-    with contextlib.suppress(ValueError, AssertionError, AttributeError):  # closed, or of another process
-        while process.exitcode is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-        return process.exitcode
-    return None
 
 
 def has_ended(member: Member) -> bool:

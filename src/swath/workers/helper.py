@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -14,6 +13,7 @@ from typing import Any
 
 from swath.errors import WorkerDied
 from swath.workers.channel import Channel, close_when_forked
+from swath.workers.endings import exit_code_of, how_it_ended, let_go
 from swath.workers.owner import when_owner_is_gone
 from swath.workers.start import StartMethod, start_process
 
@@ -86,20 +86,11 @@ class Helper:
             wait([self._sentinel], timeout=timeout_s)
         self._channel.close()
         os.close(self._sentinel)
-        with contextlib.suppress(OSError, ValueError, AssertionError):
-            self._process.join(timeout_s)
-            self._process.close()
+        let_go(self._process)
 
     def _died(self) -> WorkerDied:
         wait([self._sentinel], timeout=1.0)
-        deadline = time.monotonic() + 1.0
-        # The server that it was forked from tells its exit code a little later.
-        while (code := self._process.exitcode) is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"left with exit code {code}"
+        how = how_it_ended(exit_code_of(self._process))
         return WorkerDied(f"{self.who} {how}; what it printed may say more. Make a new {self._what}", worker=0)
 
 

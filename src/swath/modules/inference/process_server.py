@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
@@ -26,6 +25,7 @@ from swath.modules.inference.slots import SlotTransport, require_slots
 from swath.weight_update.weights import choose_sources, flat_weights
 from swath.workers import pickling
 from swath.workers.channel import Channel, pack, unpack
+from swath.workers.endings import exit_code_of, how_it_ended, let_go
 from swath.workers.owner import when_owner_is_gone
 from swath.workers.start import StartMethod, check_start_method, start_process
 
@@ -283,20 +283,12 @@ class _Hold:
     def _died(self) -> ServerDied:
         wait([self._sentinel], timeout=1.0)
         self._note_exit_code()
-        code = self._exit_code
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"left with exit code {code}"
+        how = how_it_ended(self._exit_code)
         return ServerDied(f"the inference server's process (pid {self.pid}) {how}; what it printed may say more")
 
     def _note_exit_code(self) -> None:
-        deadline = time.monotonic() + 1.0
-        with contextlib.suppress(ValueError, AssertionError):  # closed; or asked in a forked copy of the owner
-            # The server of a forked process tells its exit code a little later.
-            while (code := self.process.exitcode) is None and time.monotonic() < deadline:
-                time.sleep(0.001)
-            self._exit_code = code
+        code = exit_code_of(self.process)
+        self._exit_code = self._exit_code if code is None else code
 
     def end(self, timeout_s: float) -> None:
         if self._owner_pid != os.getpid() or self._is_closed:
@@ -317,9 +309,7 @@ class _Hold:
             self._is_closed = True
             os.close(self._sentinel)
             self.channel.close()
-            with contextlib.suppress(OSError, ValueError, AssertionError):
-                self.process.join(0.1)
-                self.process.close()
+            let_go(self.process)
 
 
 # -- in the process ------------------------------------------------------------------------------------------------
