@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from counting import make_counting
+from counting import CountingEnv, make_counting
 from leaks import wait_until
 from policies_for_tests import deterministic
 from swath.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
+from swath.envs import GymWrapper
 from swath.workers import ctrl_c
 from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 
@@ -281,6 +282,34 @@ def test_ctrl_c_while_workers_start(method: str, seconds: float, presser: Presse
         with pytest.raises(KeyboardInterrupt):
             make_and_wait(method, presser, draw.uniform(0, seconds))
     assert capfd.readouterr().err == ""
+
+
+class SlowToClose(CountingEnv):
+    def __init__(self, closing: Path) -> None:
+        super().__init__()
+        self.closing = closing
+
+    def close(self) -> None:
+        self.closing.touch()
+        threading.Event().wait(60)
+
+
+def test_ctrl_c_while_workers_are_ended_is_not_swallowed(tmp_path: Path) -> None:
+    closing = tmp_path / "closing"
+    collector = MultiSyncCollector([lambda: GymWrapper(SlowToClose(closing))], deterministic(), frames_per_batch=20)
+    next(iter(collector))
+
+    def press_when_it_closes() -> None:
+        wait_until(closing.exists, 30)
+        press()
+
+    thread = threading.Thread(target=press_when_it_closes)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        collector.shutdown(timeout=100)
+    assert time.monotonic() - started < 60  # by force, and not when the env has closed
+    thread.join()
 
 
 @pytest.mark.filterwarnings("ignore:worker")
