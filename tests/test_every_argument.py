@@ -269,22 +269,21 @@ _SINGLE: dict[str, Trial] = {
     "traj_pool": Trial(TrajectoryIds(7)),
     "mail": Trial(object()),
 }
+_TWO_AT_A_TIME = {"create_env_fn": [make_counting] * 2, "min_batch_size": 2, "server_timeout": 10.0}
 _BATCHED: dict[str, Trial] = {
     **_SINGLE,
     "create_env_fn": Trial([make_counting] * 3),
     "init_random_frames": Trial(8),
     "policy_factory": Trial(is_called),
-    "max_batch_size": Trial(1, mean_batch_size, beside={"min_batch_size": 1}),
-    "min_batch_size": Trial(9, beside={"max_batch_size": 4, "min_batch_size": 2}),
+    "max_batch_size": Trial(1, mean_batch_size, beside=_TWO_AT_A_TIME),
+    "min_batch_size": Trial(9, beside={"max_batch_size": 4}),
     "server_timeout": Trial("soon"),
-    "backend": Trial("threading", kind_of_pool, beside={"env_backend": None}),
+    "backend": Trial("multiprocessing", kind_of_pool, beside={"env_backend": None, "backend": "threading"}),
     "env_backend": Trial("multiprocessing", kind_of_pool),
     "policy_backend": Trial("multiprocessing"),
-    "envs_per_worker": Trial(2, layout, beside={"env_backend": "multiprocessing"}),
-    "num_workers": Trial(1, layout),
-    "server_config": Trial(
-        {"max_batch_size": 1}, mean_batch_size, beside={"min_batch_size": None, "server_timeout": None}
-    ),
+    "envs_per_worker": Trial(2, layout, beside=_TWO_AT_A_TIME),
+    "num_workers": Trial(1, layout, beside=_TWO_AT_A_TIME),
+    "server_config": Trial({"max_batch_size": 1, "no_such_entry": 2}),
     "device_config": Trial({"storing_device": "cuda:7"}),
     "yield_completed_trajectories": Trial(True),
     "policy_version": Trial(5),
@@ -335,16 +334,8 @@ KINDS: dict[type, tuple[dict[str, Any], dict[str, Trial]]] = {
         {**_BASE, "create_env_fn": make_counting},
         {**_ASYNC, **_SINGLE, "num_workers": Trial(3, layout), "envs_per_worker": Trial(3, layout)},
     ),
-    AsyncBatchedCollector: (
-        {
-            **_BASE,
-            "create_env_fn": [make_counting] * 2,
-            "env_backend": "threading",
-            "min_batch_size": 2,
-            "server_timeout": 10.0,
-        },
-        _BATCHED,
-    ),
+    # One env: what several give depends on which is ready first.
+    AsyncBatchedCollector: ({**_BASE, "create_env_fn": [make_counting], "env_backend": "threading"}, _BATCHED),
     DistributedCollector: ({**_BASE, "create_env_fn": [make_counting]}, _NODES),
 }
 
@@ -362,8 +353,10 @@ def trials(kind: type) -> dict[str, Trial]:
 
 
 def cases() -> list[Any]:
+    """All of them; those of which another kind has its twin, and those that start nodes, only in `make test-all`."""
+    slow = (AsyncCollector, DistributedCollector)
     return [
-        pytest.param(kind, name, id=f"{kind.__name__}-{name}")
+        pytest.param(kind, name, id=f"{kind.__name__}-{name}", marks=[pytest.mark.slow] if kind in slow else [])
         for kind in KINDS
         for name in sorted(_arguments_of(kind) - NO_ARGUMENTS - NO_EFFECT_HERE.keys())
     ]

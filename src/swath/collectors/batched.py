@@ -119,6 +119,8 @@ class AsyncBatchedCollector(Collector):
                     f"AsyncBatchedCollector: {name} has no place here: the policy runs in this process, and "
                     "update_policy_weights_() updates it. To share a policy, give a PolicyClientModule as policy"
                 )
+        if others.get("mail") is not None:
+            raise ValueError("mail is for a Collector inside of a worker")
         if others.get("return_same_td"):
             raise ValueError("return_same_td=True: frames of the next batch may come while this one is used")
         if weight_sync_model_id != "policy":

@@ -39,6 +39,7 @@ from swath.weight_update.weights import (
     has_weights,
     load_own_policy,
     require_findable,
+    require_no_weights,
     save_own_policy,
 )
 from swath.workers.blocks import BlockPool
@@ -603,8 +604,7 @@ class MultiCollector(BaseCollector):
             raise TypeError(
                 f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
             )
-        if self.policy is not None:
-            require_findable(self.policy)
+        require_no_weights(self.policy)
 
     def _check_source(self, name: str, source: Any) -> None:
         if source is None and name == "policy" and self.policy is None:

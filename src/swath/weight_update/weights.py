@@ -65,6 +65,22 @@ def has_weights(policy: Any) -> bool:
     return isinstance(policy, nn.Module) or (policy is not None and bool(HiddenWeights(policy).tensors))
 
 
+def require_no_weights(policy: Any) -> None:
+    """Of a policy that no scheme is for: an update would reach nobody.
+
+    Raises:
+        RuntimeError: it has weights.
+    """
+    if policy is None:
+        return
+    require_findable(policy)
+    if has_weights(policy):
+        raise RuntimeError(
+            "weight_sync_schemes has no scheme for 'policy', so its weights reach nobody: give one, or leave "
+            "weight_sync_schemes out"
+        )
+
+
 def require_findable(policy: Any) -> None:
     """Of a policy that is copied elsewhere: that its weights, if it has any, can be found.
 

@@ -77,6 +77,8 @@ class EnvCrew:
         ]
         self.worker_layout = layout
         self._closed = False
+        if step_timeout_s is not None and not step_timeout_s > 0:
+            raise ValueError(f"step_timeout_s must be a number above 0, got {step_timeout_s!r}")
         self._step_timeout_s = step_timeout_s
         #: Threads of this process cannot run while it looks.
         self._tries = 0 if threads else _TRIES

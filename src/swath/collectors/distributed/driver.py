@@ -39,6 +39,7 @@ from swath.weight_update.weights import (
     has_weights,
     load_own_policy,
     require_findable,
+    require_no_weights,
     save_own_policy,
 )
 from swath.workers.ctrl_c import ctrl_c_waits
@@ -627,8 +628,7 @@ class NodesCollector(BaseCollector):
                 raise TypeError(
                     f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
                 )
-            if self.policy is not None:
-                require_findable(self.policy)
+            require_no_weights(self.policy)
             return
         if source is None and (name != "policy" or self.policy is None):
             raise RuntimeError(
