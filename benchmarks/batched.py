@@ -120,7 +120,7 @@ TITLES = {
     "swath": "swath AsyncBatched",
     "torchrl-threads": "torchrl, threads",
     "torchrl-processes": "torchrl, processes",
-    "torchrl-served": "torchrl, processes, policy_factory, transport='auto'",
+    "torchrl-served": "torchrl, policy served",
     "envpool": "EnvPool loop (C++)",
 }
 
@@ -135,9 +135,10 @@ def heading(options: argparse.Namespace) -> str:
 def run(options: argparse.Namespace) -> Iterator[Throughput]:
     for setting in SETTINGS:
         names = [*OURS, *(name for name in RIVALS if options.only is None or name in options.only)]
-        if setting.num_envs > 8:  # a batch of torchrl's takes seconds there: its fastest only, and none for a look
-            slower = {"torchrl-threads", "torchrl-processes"}
-            left_out = {*slower, "torchrl-served"} if options.quick else slower
+        if setting.num_envs > 8:  # a batch of torchrl's takes seconds there: its default only, and none for a look
+            # (64 processes of envs and one of the policy do not come to rest between two rounds.)
+            others = {"torchrl-processes", "torchrl-served"}
+            left_out = {*others, "torchrl-threads"} if options.quick else others
             names = [name for name in names if name not in left_out]
         contenders = {name: CONTENDERS[name] for name in names}
         yield Race(setting, contenders, TITLES, OURS, WARM_UP_ROUNDS, usable_cores(), "central").run(options)
