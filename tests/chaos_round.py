@@ -237,9 +237,9 @@ class Round:
         num_random = sum(int(part.is_random.sum()) for part in parts)
         if self.over and not self.loads and num_random != min(plan.random_frames, self.expected):
             raise Wrong(f"{num_random} random frames instead of {plan.random_frames}")
-        if frames is not None:
-            # (Trajectories as rows, of whichever env, share a track: there nobody can tell which goes on.)
-            check_marks(frames, stored=stored and plan.processing != "split", num_cuts=self.cuts)
+        # (Stored as rows, trajectories of whichever env share a track: there nobody can tell which one goes on.)
+        if frames is not None and not (stored and plan.processing == "split"):
+            check_marks(frames, stored=stored, num_cuts=self.cuts)
         return f"{count} frames, {self.kills} kills"
 
     # -- operations: between two batches ---------------------------------------------------------------------------
