@@ -71,7 +71,7 @@ class SamplerWithoutReplacement(Sampler):
     """
 
     in_passes = True
-    #: A sample that is partly overwritten is of a pass that is over: it is drawn again as a whole.
+    # A sample that is partly overwritten is of a pass that is over, so it is drawn again as a whole.
     is_rowwise = False
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
