@@ -9,7 +9,9 @@ import os
 import pickle
 import random
 import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from counting import CountingEnv, CountingTensorDictEnv, assert_consistent, assert_same, make_counting, plain_loop
+from leaks import wait_until
 from policies_for_tests import Marking, actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv, next_seed
@@ -883,3 +886,44 @@ def test_every_worker_draws_numbers_of_its_own(seed: int | None, method: str) ->
     assert (first[1:] != first[:-1]).all()
     if seed is not None:
         assert torch.equal(collect(), torch.stack([first, second]))
+
+
+@pytest.mark.filterwarnings("ignore:worker")
+def test_a_worker_that_another_thread_started_again_is_asked_again(tmp_path: Path) -> None:
+    """It was asked, died, and was started again by who sent weights, all while the answer of another was waited for."""
+    held, go_on = tmp_path / "held", tmp_path / "go on"
+
+    class Held(CountingEnv):
+        def step(self, action: Any) -> Any:
+            if held.exists():
+                assert wait_until(go_on.exists, 60)
+            return super().step(action)
+
+    policy = deterministic()
+    collector = MultiAsyncCollector(
+        [lambda: GymWrapper(Held()), make_counting], policy, frames_per_batch=30, num_workers=2, restart_workers=2
+    )
+    stream = iter(collector)
+    next(stream)
+    held.touch()
+    questions = collector._fleet._num_calls
+    failed: list[BaseException] = []
+
+    def kill_and_start_again() -> None:
+        try:
+            assert wait_until(lambda: collector._fleet._num_calls >= questions + 2, 30)
+            os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
+            collector.update_policy_weights_(worker_ids=[1])
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            go_on.touch()
+
+    thread = threading.Thread(target=kill_and_start_again)
+    thread.start()
+    collector.reset()
+    thread.join()
+    assert not failed
+    assert collector.stats()["workers"][1]["restarts"] == 1
+    next(stream)
+    collector.shutdown()

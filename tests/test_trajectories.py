@@ -75,3 +75,19 @@ def test_of_collectors() -> None:
             assert len(row[there]["collector", "traj_ids"].unique()) == 1
             steps = row[there]["observation"][:, 1]
             assert torch.equal(steps, steps[0] + torch.arange(len(steps)))
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 5)])
+def test_a_batch_without_frames_has_no_trajectories(shape: tuple[int, ...]) -> None:
+    """As of one that was paused, or interrupted, before its first step."""
+    batch = TensorDict(
+        {
+            "observation": torch.zeros(*shape, 4),
+            "next": {"done": torch.zeros(*shape, 1, dtype=torch.bool)},
+            "collector": {"traj_ids": torch.zeros(shape, dtype=torch.int64)},
+        },
+        batch_size=shape,
+    )
+    split = split_trajectories(batch)
+    assert (split.shape, split["observation"].shape) == ((0, 0), (0, 0, 4))
+    assert split["collector", "mask"].shape == (0, 0)

@@ -190,14 +190,11 @@ _INSTEAD = {
 
 @functools.cache
 def _arguments_of(kind: type) -> frozenset[str]:
-    """What the constructors of a class, and of those that it is made from, can be given."""
-    makers = [
-        vars(base)["__init__"] for base in kind.__mro__ if issubclass(base, BaseCollector) and "__init__" in vars(base)
-    ]
-    named = (
-        name for each in makers if each is not BaseCollector.__init__ for name in inspect.signature(each).parameters
-    )
-    return frozenset((*named, *kind._further_arguments)) - {"self"}
+    """What the constructors of a collector can be given, and its env. (What a user's subclass adds is its own.)"""
+    ours = [base for base in kind.__mro__ if issubclass(base, BaseCollector) and base.__module__.startswith("swath.")]
+    makers = [vars(base)["__init__"] for base in ours if base is not BaseCollector and "__init__" in vars(base)]
+    named = (name for each in makers for name in inspect.signature(each).parameters)
+    return frozenset((*named, *kind._further_arguments, "env")) - {"self"}
 
 
 class BaseCollector(IterableDataset):
@@ -263,8 +260,10 @@ class BaseCollector(IterableDataset):
         return postprocessing
 
     def _process_otherwise(self, **change: Any) -> None:
+        ((name, value),) = change.items()
+        if name != "check_finite" and value is not None and not callable(value):
+            raise TypeError(f"{name} must be a function, or None; got {value!r}")
         if self._is_processed_elsewhere:
-            (name,) = change
             raise RuntimeError(
                 f"{name}: batches go from where they are collected into the replay buffer, and what is done to them "
                 "was sent there; assign it before start(), or give it to the constructor"

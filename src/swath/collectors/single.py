@@ -388,7 +388,7 @@ class Collector(BaseCollector):
         return self._collect_batch(self._budget.steps_per_batch, None)
 
     def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
-        if self._structure is None or not self._structure.has_objects or not batch.numel():
+        if self._structure is None or not self._structure.has_objects or not batch.batch_size.numel():
             return {}
         return self._structure.objects_of(dict(leaves_of(batch)), self.env.objects)
 
@@ -511,6 +511,7 @@ class Collector(BaseCollector):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken; with new episodes, since envs cannot be put into the middle of one."""
         self._require_still("load_state_dict")
+        self.env.load_state_dict(state_dict["env_state_dict"], strict)  # first: it refuses what is of other envs
         if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
         elif strict and ("policy_state_dict" in state_dict) != isinstance(self.policy, torch.nn.Module):
@@ -521,7 +522,6 @@ class Collector(BaseCollector):
             )
         if "hidden_weights" in state_dict:
             WeightStrategy().apply_weights(HiddenWeights(self.policy).tensors, state_dict["hidden_weights"])
-        self.env.load_state_dict(state_dict["env_state_dict"], strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._traj_ids.next_id = max(self._traj_ids.next_id, state_dict["traj_pool"])

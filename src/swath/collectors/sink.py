@@ -46,7 +46,7 @@ class BufferSink:
         if not isinstance(batch, TensorDictBase):
             self.buffer.extend(batch)
             return
-        if not batch.numel():
+        if not batch.batch_size.numel():
             return
         mask = batch.get(_MASK, None)
         by_env = batch.shape == raw.shape and mask is None and self.buffer.writer.appends
@@ -56,14 +56,14 @@ class BufferSink:
         flat = _unnamed(batch).reshape(-1)
         if mask is not None:
             flat = flat[mask.reshape(-1)]
-        is_of_one = self._by_env and raw.numel() == raw.shape[-1]
+        is_of_one = self._by_env and raw.batch_size.numel() == raw.shape[-1]
         self.buffer.write_rows(flat.unsqueeze(0), first_env if is_of_one else None)
 
     def put_mixed(self, batch: TensorDictBase, env_index: np.ndarray) -> None:
         """Frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""
         if self._prepare(self.buffer.writer.appends):
             self.buffer.write_mixed(_unnamed(batch), env_index)
-        elif batch.numel():
+        elif batch.batch_size.numel():
             self.buffer.write_rows(_unnamed(batch).unsqueeze(0))
 
     def _prepare(self, by_env: bool) -> bool:
@@ -88,7 +88,7 @@ class ExtendSink:
 
     def put(self, batch: Any, raw: TensorDictBase, first_env: int, parts: Sequence[TensorDictBase]) -> None:
         for part in parts:
-            if isinstance(part, TensorDictBase) and not part.numel():
+            if isinstance(part, TensorDictBase) and not part.batch_size.numel():
                 continue
             if self._extend:
                 self._buffer.extend(part)
@@ -97,7 +97,7 @@ class ExtendSink:
                     self._buffer.add(step)
 
     def put_mixed(self, batch: TensorDictBase, env_index: np.ndarray) -> None:
-        if batch.numel():
+        if batch.batch_size.numel():
             self.put(batch, batch, 0, [batch])
 
     def may_write(self) -> bool:

@@ -42,6 +42,11 @@ def split_trajectories(
         prefix = "collector"
     id_key = trajectory_key or ((prefix, "traj_ids") if prefix else "traj_ids")
     mask_key = (*id_key[:-1], "mask") if isinstance(id_key, tuple) else "mask"
+    if not data.batch_size.numel():  # (numel() is 1 at least) a batch that was stopped before its first step
+        none: Any = data.apply(
+            lambda leaf: leaf.new_zeros(0, 0, *leaf.shape[data.ndim :]), batch_size=[0, 0], names=None
+        )
+        return none if as_nested else none.set(mask_key, torch.zeros(0, 0, dtype=torch.bool, device=data.device))
     rows = data.reshape(1, -1) if data.ndim == 1 else data.reshape(-1, data.shape[-1])
     num_rows, num_steps = rows.shape
     ids = rows.get(id_key, None)

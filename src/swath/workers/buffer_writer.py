@@ -107,13 +107,13 @@ class BufferWriter:
             made = post.apply(raw)
             keeps_shape = self._by_env and made.shape == raw.shape
             rows = made.reshape(-1, made.shape[-1]) if keeps_shape else _flat(made)
-            self._commit([(self._checked(rows), track)], raw.numel())
+            self._commit([(self._checked(rows), track)], raw.batch_size.numel())
             return
         self._assembler.add(raw)
         episodes = []
         while (episode := self._assembler.pop()) is not None:
             episodes.append((self._checked(_flat(post.apply(episode))), track))
-        self._commit(episodes, raw.numel())
+        self._commit(episodes, raw.batch_size.numel())
 
     def _checked(self, batch: TensorDictBase) -> Mapping[Key, torch.Tensor]:
         rows = as_rows(batch)

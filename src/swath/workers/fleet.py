@@ -270,14 +270,13 @@ class Fleet:
         asked = {member.number: self._ask(member, name, args, kwargs) for member in chosen}
         results = []
         for member in chosen:
-            life = member.life
-            while asked[member.number] not in member.replies:
+            number, life = asked[member.number]
+            while number not in member.replies:
                 # Another thread may take its answer out of the pipe: looked at again after a moment.
                 self.wait([member], _SECONDS_BETWEEN_LOOKS)
-                if member.life != life:  # it was started again meanwhile
-                    life = member.life
-                    asked[member.number] = self._ask(member, name, args, kwargs)
-            succeeded, value = member.replies.pop(asked[member.number])
+                if member.life != life:  # it was started again since it was asked, maybe by another thread
+                    number, life = self._ask(member, name, args, kwargs)
+            succeeded, value = member.replies.pop(number)
             if not succeeded:
                 raise unpack(value, member.number, member.who)
             results.append(value)
@@ -288,13 +287,15 @@ class Fleet:
             member.beat_seen_at = time.monotonic()
         member.due += 1
 
-    def _ask(self, member: Member, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        self._num_calls += 1
-        self._now_due(member)
-        with contextlib.suppress(OSError):
-            member.channel.send_anything("call", self._num_calls, name, args, kwargs)
-        self._wake(member)
-        return self._num_calls
+    def _ask(self, member: Member, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Life]:
+        """The number of the question, and who was asked."""
+        with self._lock:  # another thread may be starting it again
+            self._num_calls += 1
+            self._now_due(member)
+            with contextlib.suppress(OSError):
+                member.channel.send_anything("call", self._num_calls, name, args, kwargs)
+            self._wake(member)
+            return self._num_calls, member.life
 
     @ctrl_c_waits
     def wait(self, members: Sequence[Member] | None = None, timeout_s: float | None = None) -> None:
