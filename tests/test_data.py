@@ -645,6 +645,22 @@ else:
 """
 
 
+def test_who_is_gone_ends_no_trajectory_of_others_in_a_track_that_they_share() -> None:
+    frames = TensorDict(
+        {"next": {"done": torch.zeros(2, 6, 1, dtype=torch.bool), "truncated": torch.zeros(2, 6, 1, dtype=torch.bool)}},
+        batch_size=[2, 6],
+    )
+    shared, own = (ReplayBuffer(storage=LazyTensorStorage(100)) for _ in range(2))
+    shared.prepare_tracks(1)
+    shared.write_rows(frames.reshape(1, 12))
+    shared.end_tracks(0, 1, 2)
+    assert not shared[:]["next", "done"].any()
+    own.prepare_tracks(2)
+    own.write_rows(frames)
+    own.end_tracks(1, 1, 2)
+    assert own[:]["next", "done"].nonzero()[:, 0].tolist() == [11]
+
+
 def test_a_buffer_in_a_file_has_its_room_whoever_fills_the_disk(tmp_path: Path) -> None:
     with WarmProgram(ON_A_SMALL_DISK + _FILLS, str(tmp_path), "1000000", str(tmp_path), "after") as program:
         stdout, stderr = program.communicate()

@@ -55,8 +55,8 @@ class _Actor:
             self._writer = writer
             self._buffer.prepare_tracks(num_tracks)
 
-    def end_tracks(self, first: int, count: int) -> None:
-        self._buffer.end_tracks(first, count)
+    def end_tracks(self, first: int, count: int, num_envs: int) -> None:
+        self._buffer.end_tracks(first, count, num_envs)
 
     def extend(self, data: bytes | Bytes) -> Any:
         def extend() -> Any:
@@ -186,8 +186,8 @@ class RayReplayBuffer:
         data = pack_tensordict(frames)
         self._get(self._actor.write_mixed.remote(data, env_index, self._writer_name or "", self._num_tracks))
 
-    def end_tracks(self, first: int, count: int) -> None:
-        self._get(self._actor.end_tracks.remote(first, count))
+    def end_tracks(self, first: int, count: int, num_envs: int) -> None:
+        self._get(self._actor.end_tracks.remote(first, count, num_envs))
 
     def extend(self, data: Any) -> torch.Tensor:
         sent = pack_tensordict(data) if isinstance(data, TensorDictBase) else pickling.dumps(data)

@@ -280,13 +280,15 @@ class ReplayBuffer:
                 self._sampler.empty()
             self._storage.end(range(num_tracks))
 
-    def end_tracks(self, first_track: int, count: int) -> None:
-        """Whoever wrote to these will not go on with the trajectories that it was in."""
+    def end_tracks(self, first_track: int, count: int, num_envs: int) -> None:
+        """Whoever wrote to these will not go on with the trajectories that it was in.
+
+        Not where ``num_envs`` envs share tracks: the last frame may be of another one, which goes on.
+        """
         storage = self._storage
-        if storage.is_laid_out:
-            num_tracks = storage.tracks.num_tracks
+        if storage.is_laid_out and storage.tracks.num_tracks >= num_envs:
             with self._writing:
-                storage.end(range(min(first_track, num_tracks - 1), min(first_track + count, num_tracks)))
+                storage.end(range(first_track, first_track + count))
 
     def next_traj_id(self, writer: str) -> int:
         """From where on trajectory ids are free for a collector; 0 if it was the last that asked and nobody else wrote.

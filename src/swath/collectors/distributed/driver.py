@@ -346,7 +346,7 @@ class NodesCollector(BaseCollector):
         """What it was in does not go on in the replay buffer either."""
         end = getattr(self.__dict__.get("replay_buffer"), "end_tracks", None)
         if end is not None:
-            end(member.first_env, member.about.num_envs)
+            end(member.first_env, member.about.num_envs, self._num_envs)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
