@@ -459,12 +459,26 @@ def test_kwargs_devices_and_policy_factories_for_each_env() -> None:
     assert not batch["next", "done"][2].any()
 
 
-def test_preemption_stops_the_others_at_their_next_step() -> None:
-    from slow_envs import WaitsForFile, released
+def test_preemption_stops_the_others_at_their_next_step(tmp_path: Path) -> None:
+    from slow_envs import _Waits, released
+
+    begun = tmp_path / "begun"
+
+    class Slow(_Waits):
+        def step(self, action: Any) -> Any:
+            begun.touch()
+            return super().step(action)
+
+    class Fast(CountingEnv):
+        """Is done when the slow one has begun, however busy the machine is."""
+
+        def step(self, action: Any) -> Any:
+            assert wait_until(begun.exists, 60)
+            return super().step(action)
 
     with released() as path:
         collector = MultiSyncCollector(
-            [lambda: make_counting(10**6), lambda: WaitsForFile(path, after=3)],
+            [lambda: GymWrapper(Fast(10**6)), lambda: GymWrapper(Slow(path, 3))],
             frames_per_batch=40,
             total_frames=60,
             num_workers=2,

@@ -85,6 +85,7 @@ def hosts() -> Iterator[Hosts]:
             run("ip", "netns", "delete", each)
 
 
+@pytest.mark.alone
 def test_a_cable_that_is_cut_is_an_error_on_both_sides(hosts: Hosts, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
