@@ -113,6 +113,10 @@ def takes_a_tensordict(data: Any, *, mode: str = "by keys") -> Any:
     return data.set("action", torch.zeros(3))
 
 
+def one_of_three(observation: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(*observation.shape[:-1], 3)
+
+
 # -- what is looked at ---------------------------------------------------------------------------------------------
 
 
@@ -138,6 +142,11 @@ def delivered(collector: Any) -> Any:
 def keys(collector: Any) -> Any:
     batch = next(iter(collector))
     return sorted(map(str, batch.keys(True, True)))
+
+
+def plan_of_policy(collector: Any) -> Any:
+    next(iter(collector))
+    return collector.policy_plan()
 
 
 def same_memory(collector: Any) -> Any:
@@ -223,6 +232,7 @@ COMMON: dict[str, Trial] = {
     "post_collect_hook": Trial(is_called),
     "extend_buffer": Trial(False, calls_of_buffer),
     "trust_policy": Trial(True, beside={"policy": takes_a_tensordict}),
+    "capture_policy": Trial(False, plan_of_policy, beside={"policy": one_of_three}),
     "compile_policy": Trial(True, along={"cudagraph_policy": True}),
     "cudagraph_policy": Trial(True),
     "weight_updater": Trial(Updater(), updated),

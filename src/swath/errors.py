@@ -8,7 +8,8 @@
     │   └── NothingSent                      … or was to be received without anything being sent
     ├── PolicyError (RuntimeError)           the policy broke its contract
     │   ├── PolicyInputError (KeyError)      … it asks for a key that nobody writes
-    │   └── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
+    │   ├── PolicyOutputError (ValueError)   … it returned nothing, or something that does not fit
+    │   └── CaptureError                     … what was captured of it is not what calling it gives
     ├── NonFiniteData (FloatingPointError)   check_finite=True met a NaN or an infinity
     ├── CollectorClosed (RuntimeError)       the collector was used after shutdown()
     ├── WorkerError (RuntimeError)           a worker process could not go on
@@ -39,6 +40,7 @@ from contextlib import suppress
 
 __all__ = [
     "BackgroundFailed",
+    "CaptureError",
     "CollectorClosed",
     "DiskFull",
     "EnvBusy",
@@ -103,6 +105,10 @@ class PolicyInputError(PolicyError, KeyError):
 
 class PolicyOutputError(PolicyError, ValueError):
     """A policy returned nothing, or something that does not fit its layout."""
+
+
+class CaptureError(PolicyError):
+    """What was captured of a policy is not what calling it gives (see docs/policies.md)."""
 
 
 class NonFiniteData(SwathError, FloatingPointError):

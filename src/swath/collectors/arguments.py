@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,3 +135,14 @@ def random_specs(policy: Any) -> dict[Any, Any] | None:
     if hasattr(policy.action_spec, "items"):
         return dict(policy.action_spec.items(True, True))
     return {policy.action_key: policy.action_spec}
+
+
+def alike_or_each(answers: Sequence[str], who: str) -> str:
+    """What all say; or what each says, with its number.
+
+    >>> alike_or_each(["yes", "no"], "worker")
+    'worker 0: yes; worker 1: no'
+    """
+    if len(set(answers)) == 1:
+        return answers[0]
+    return "; ".join(f"{who} {number}: {answer}" for number, answer in enumerate(answers))

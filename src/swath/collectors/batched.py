@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import casting_device, random_specs, step_limit
+from swath.collectors.arguments import random_specs, step_limit
 from swath.collectors.base import Budget, positive_int
 from swath.collectors.crew import list_factories
 from swath.collectors.devices import DeviceLike
@@ -20,12 +20,11 @@ from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.errors import PolicyError
-from swath.modules.random_policy import RandomPolicy
 from swath.rollout.central import ENV_INDEX, CentralRollout
 from swath.rollout.delivery import Stamps
 from swath.rollout.layout import Key, as_key, show
 from swath.rollout.loop import Rollout, first_observations
-from swath.rollout.plan import PolicyPlan
+from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.rollout.random_actions import for_all_envs
 from swath.workers.layout import WorkerLayout, available_cores
 
@@ -56,6 +55,7 @@ class AsyncBatchedCollector(Collector):
 
     The other arguments are those of ``Collector``.
 
+    >>> from swath.collectors import RandomPolicy
     >>> from swath.envs import GymEnv
     >>> envs = [lambda: GymEnv("CartPole-v1")] * 4
     >>> collector = AsyncBatchedCollector(envs, policy=RandomPolicy(), frames_per_batch=50, total_frames=110)
@@ -209,23 +209,12 @@ class AsyncBatchedCollector(Collector):
         budget: Budget,
         stamps: Stamps,
         max_frames_per_traj: int | None,
-        trust_policy: bool,
-        wrap: Callable[[Any], Any] | None,
+        call_options: CallOptions,
     ) -> Rollout:
         assert isinstance(env, AsyncEnvPool)
         devices = self._devices
         first_row = first_observations(env)
-        plan = None
-        if not isinstance(self.policy, RandomPolicy):
-            with torch.no_grad():
-                plan = PolicyPlan.resolve(
-                    self.policy,
-                    env,
-                    first_row,
-                    device=casting_device(devices.policy, env),
-                    trust_policy=trust_policy,
-                    wrap=wrap,
-                )
+        plan = self._resolve_plan(env, first_row, call_options)
         if plan is not None:
             _refuse_what_rows_cannot(plan)
         specs = random_specs(self.policy) or dict(env.full_action_spec.items(True, True))

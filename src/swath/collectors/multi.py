@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import make_assembler, random_frames, refuse_unknown, step_limit
+from swath.collectors.arguments import alike_or_each, make_assembler, random_frames, refuse_unknown, step_limit
 from swath.collectors.base import (
     BaseCollector,
     Budget,
@@ -141,6 +141,7 @@ class MultiCollector(BaseCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
+        capture_policy: bool = True,
         no_cuda_sync: bool = False,
         track_policy_version: bool = False,
         track_traj_ids: bool = True,
@@ -233,6 +234,7 @@ class MultiCollector(BaseCollector):
             "trust_policy": trust_policy,
             "compile_policy": compile_policy,
             "cudagraph_policy": cudagraph_policy,
+            "capture_policy": capture_policy,
             "no_cuda_sync": no_cuda_sync,
             "track_policy_version": bool(track_policy_version),
             "track_traj_ids": track_traj_ids,
@@ -805,6 +807,10 @@ class MultiCollector(BaseCollector):
             self._ask("cascade_execute", name, *args[i], members=[member], **kwargs[i])[0]
             for i, member in enumerate(self._fleet.members)
         ]
+
+    def policy_plan(self) -> str:
+        """How the policy is called in each worker, and why not faster; see ``Collector.policy_plan``."""
+        return alike_or_each(self.cascade_execute("policy_plan"), "worker")
 
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":

@@ -39,7 +39,7 @@ from swath.rollout.exploration import exploring
 from swath.rollout.layout import CPU, Field, Key, leaves_of
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.mail import Mail
-from swath.rollout.plan import PolicyPlan
+from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.updaters import adopt_updater
@@ -68,6 +68,8 @@ class Collector(BaseCollector):
         set_truncated: mark the last step of every batch truncated (the env is not reset).
         trust_policy: call the policy with a TensorDict without looking at its signature.
         compile_policy, cudagraph_policy: True, or keywords for ``torch.compile`` / ``CudaGraphModule``.
+        capture_policy: False calls the policy in every step, instead of recording what it does and running that
+            (``policy_plan()`` says which).
         track_policy_version: stamp every frame with ``policy_version``.
         track_traj_ids: False leaves ``("collector", "traj_ids")`` out.
         compact_obs: leave the observations out of ``next`` (they are in the following root).
@@ -144,6 +146,7 @@ class Collector(BaseCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
+        capture_policy: bool = True,
         no_cuda_sync: bool = False,
         track_policy_version: bool = False,
         track_traj_ids: bool = True,
@@ -203,8 +206,7 @@ class Collector(BaseCollector):
                 ),
                 make_assembler(trajs_per_batch, traj_format, replay_buffer),
                 max_steps,
-                bool(trust_policy),
-                policy_wrapper(compile_policy, cudagraph_policy),
+                CallOptions(bool(trust_policy), policy_wrapper(compile_policy, cudagraph_policy), bool(capture_policy)),
                 replay_buffer,
                 extend_buffer,
             )
@@ -232,8 +234,7 @@ class Collector(BaseCollector):
         postprocessing: Postprocessing,
         assembler: TrajectoryAssembler | None,
         max_frames_per_traj: int | None,
-        trust_policy: bool,
-        wrap: Callable[[Any], Any] | None,
+        call_options: CallOptions,
         replay_buffer: Any,
         extend_buffer: bool,
     ) -> None:
@@ -252,7 +253,7 @@ class Collector(BaseCollector):
         self._policy_version = 0
         self._random_stream = RandomStream(devices.policy)
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
-            self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, trust_policy, wrap)
+            self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, call_options)
         self._structure = env.row_layout().structure
         if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in self.fields):
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
@@ -266,28 +267,37 @@ class Collector(BaseCollector):
             if callable(getattr(type(part), "register_collector", None)):
                 part.register_collector(self)
 
+    def _resolve_plan(
+        self, env: EnvBase, first_row: dict[Key, torch.Tensor], call_options: CallOptions
+    ) -> PolicyPlan | None:
+        if isinstance(self.policy, RandomPolicy):
+            return None
+        device = casting_device(self._devices.policy, env)
+        with torch.no_grad():
+            return PolicyPlan.resolve(self.policy, env, first_row, device=device, options=call_options)
+
+    def policy_plan(self) -> str:
+        """How the policy is called, and why not faster.
+
+        >>> collector = Collector("CartPole-v1", lambda observation: observation[..., :2] * 2, frames_per_batch=50)
+        >>> for _, batch in zip(range(2), collector):
+        ...     print(collector.policy_plan())
+        captured, 1 operations
+        captured, 1 operations
+        """
+        return self._rollout.describe_policy()
+
     def _make_rollout(
         self,
         env: EnvBase,
         budget: Budget,
         stamps: Stamps,
         max_frames_per_traj: int | None,
-        trust_policy: bool,
-        wrap: Callable[[Any], Any] | None,
+        call_options: CallOptions,
     ) -> Rollout:
         devices = self._devices
         first_row = first_observations(env)
-        plan = None
-        if not isinstance(self.policy, RandomPolicy):
-            with torch.no_grad():
-                plan = PolicyPlan.resolve(
-                    self.policy,
-                    env,
-                    first_row,
-                    device=casting_device(devices.policy, env),
-                    trust_policy=trust_policy,
-                    wrap=wrap,
-                )
+        plan = self._resolve_plan(env, first_row, call_options)
         rollout = Rollout(
             env,
             plan,

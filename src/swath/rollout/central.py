@@ -269,6 +269,15 @@ class CentralRollout:
                 self._crew.order(lane.number, STEP_AND_RESET, lane.taken)
                 self._in_flight.append(lane)
 
+    def describe_policy(self) -> str:
+        """How the policy is called, in words, for the numbers of rows that it was called with."""
+        if self._plan is None:
+            return "random actions"
+        found: dict[str, list[int]] = {}
+        for num_rows, forward in sorted(self._forwards.items()):
+            found.setdefault(forward.policy.describe(), []).append(num_rows)
+        return "; ".join(f"{how} ({', '.join(map(str, rows))} rows)" for how, rows in found.items()) or "not called yet"
+
     def _choose_actions(self, lanes: list[Lane], num_rows: int) -> None:
         if self._plan is None or self.random_frames_left >= num_rows:
             for lane in lanes:

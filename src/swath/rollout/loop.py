@@ -27,6 +27,10 @@ def first_observations(env: Any) -> dict[Key, torch.Tensor]:
     return {key: column.rows[0] for key, column in strip.carried.items()}
 
 
+#: Modules in which a policy is called in a step.
+_CALL_POLICIES = ("swath.rollout.plan", "swath.rollout.capture.captured")
+
+
 class StepTiming:
     """How the time of a step divides over env and policy, estimated from one step in each stretch."""
 
@@ -109,6 +113,10 @@ class Rollout:
             self._batch = Batch(layout, stamps, device)
         else:
             self._batch = RaggedBatch(layout, stamps, num_steps, device, self._stepper)
+
+    def describe_policy(self) -> str:
+        """How the policy is called, in words."""
+        return "random actions, drawn many steps at once" if self._policy is None else self._policy.describe()
 
     def reset(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
         """Let these envs (all by default) start anew before the next step; ``kwargs`` go to the env's reset."""
@@ -310,12 +318,11 @@ class Rollout:
 
     def _say_where(self, error: Exception, t: int) -> None:
         """Add to an exception which step of the batch it came from, and whether the policy raised it."""
-        calls = []
+        by_policy = False
         traceback = error.__traceback__
         while traceback is not None:
-            calls.append(traceback.tb_frame.f_code.co_name)
+            by_policy |= traceback.tb_frame.f_globals.get("__name__") in _CALL_POLICIES
             traceback = traceback.tb_next
-        by_policy = any(name in ("act", "act_into", "_act", "act_partly_at_random") for name in calls)
         who = "raised by the policy, " if by_policy and not isinstance(error, PolicyError) else ""
         add_note(error, f"swath: {who}in step {self._batch.num_taken + t} of this batch")
 

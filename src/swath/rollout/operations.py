@@ -65,17 +65,19 @@ def operation(
     reuse_memory: bool,
     memory: dict[Key, torch.Tensor],
     remembers: bool,
+    plain: bool = False,
 ) -> Operation:
     """A call as an operation; ``reuse_memory`` if nothing but operations of ours sees its result.
 
     ``memory`` has what its last call wrote for its own use or, if it ``remembers``, all that it wrote at the root.
+    ``plain`` if the policy's own functions and distributions are to be called, with nothing written out.
     """
     if isinstance(call, SampleCall) and call.draws_at_random:
-        return _sampling(call, slots)
+        return _sampling(call, slots, plain)
     if isinstance(call, TensorCall):
         assert call.out_keys is not None
         ins, outs = slots.many(call.in_keys), slots.many(call.out_keys)
-        if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple:
+        if len(ins) == 1 and len(outs) == 1 and not call.returns_tuple and not plain:
             return _stack(call.function, ins[0], outs[0], result_leaves=not reuse_memory)
         return _tensors(call.function, ins, outs)
     return _tensordict(call, slots, surroundings, memory, remembers)
@@ -108,7 +110,7 @@ def _tensors(function: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int
     return run
 
 
-def _sampling(call: SampleCall, slots: Slots) -> Operation:
+def _sampling(call: SampleCall, slots: Slots, plain: bool) -> Operation:
     module = call.module
     kind: Any = module.distribution_class
     constants: dict[str, Any] = dict(module.distribution_kwargs)
@@ -117,7 +119,7 @@ def _sampling(call: SampleCall, slots: Slots) -> Operation:
     sample = slots[as_key(module.dist_sample_keys[0])]
     log_prob = slots[as_key(module.log_prob_key)] if module.return_log_prob else None
 
-    direct = sampler_for(kind, names, constants)
+    direct = None if plain else sampler_for(kind, names, constants)
 
     def run(values: list[Any]) -> None:
         if direct is not None:

@@ -7,7 +7,7 @@ the exploration type anew, so that whatever was replaced in between is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from swath.errors import PolicyError, PolicyOutputError, add_note
+from swath.rollout.capture.captured import Called, CapturedPolicy
 from swath.rollout.first_call import first_call, output_fields, require_inputs, untouched
 from swath.rollout.functional import is_known_stack, layers_of, linear_into, stack_fingerprint, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, show
@@ -36,6 +37,21 @@ from swath.rollout.structured_policy import needs_structure, structured_call
 
 
 @dataclass(frozen=True)
+class CallOptions:
+    """What a user says about how a policy is to be called.
+
+    Args:
+        trust_policy: call it with a TensorDict without looking at its signature.
+        wrap: applied to each function that is called (``torch.compile``).
+        capture: whether its calls may be captured.
+    """
+
+    trust_policy: bool = False
+    wrap: Callable[[Any], Any] | None = None
+    capture: bool = True
+
+
+@dataclass(frozen=True)
 class PolicyPlan:
     """How a policy is called on rows, and what it writes."""
 
@@ -53,6 +69,8 @@ class PolicyPlan:
     flags: dict[Key, torch.Tensor]
     #: Among others: the device that the policy wants its inputs on (None: where they are).
     surroundings: Surroundings
+    #: Whether its calls may be captured.
+    captures: bool = True
 
     @classmethod
     def resolve(
@@ -62,14 +80,14 @@ class PolicyPlan:
         first_row: dict[Key, torch.Tensor],
         *,
         device: torch.device | None = None,
-        trust_policy: bool = False,
-        wrap: Callable[[Any], Any] | None = None,
+        options: CallOptions | None = None,
     ) -> PolicyPlan:
         """Find out how to call ``policy``, by calling it once on ``first_row``, a real observation of every env.
 
-        ``wrap`` is applied to each function that is called (``torch.compile``). The call leaves no trace: random
-        state and the policy's buffers are put back.
+        The call leaves no trace: random state and the policy's buffers are put back.
         """
+        options = CallOptions() if options is None else options
+        trust_policy, wrap = options.trust_policy, options.wrap
         layout: Layout = env.row_layout()
         calls = policy_calls(policy, env, trust_policy)
         adapted = layout.structure is not None and needs_structure(calls, layout.structure)
@@ -88,7 +106,8 @@ class PolicyPlan:
             try:
                 with untouched(policy):
                     plan = cls._try(policy, tuple(calls), layout, {**first_row, **state}, device, env, selected)
-                return replace(plan, are_its_own=wrap is None and not adapted)
+                are_its_own = wrap is None and not adapted
+                return replace(plan, are_its_own=are_its_own, captures=options.capture)
             except Exception as error:  # another candidate may fit
                 errors.append(error)
         if state_keys and not getattr(policy, "state_spec", None):
@@ -215,10 +234,24 @@ class BoundPolicy:
         #: By the call's number: what it wrote for its own use.
         self._memories: dict[int, dict[Key, torch.Tensor]] = {}
         self._copies_inputs = True
+        #: The quickest way to call it without a program.
+        self._called: Callable[[int], None] = self._act
+        self._captured: CapturedPolicy | None = None
+        self._why_not_captured = ""
         self.act: Callable[[int], None] = self._act
 
     def prepare(self) -> None:
         """Read parameters, hooks and exploration type as they are now."""
+        self._prepare_calls()
+        self.act = self._called if self._captured is None else self._captured.prepared()
+
+    def describe(self) -> str:
+        """How the policy is called, in words."""
+        if self._captured is not None:
+            return self._captured.describe()
+        return self._why_not_captured or "not called yet"
+
+    def _prepare_calls(self) -> None:
         plan = self._plan
         calls = plan.calls_now()
         now = [(call, fingerprint(call)) for call in calls]
@@ -232,7 +265,7 @@ class BoundPolicy:
         ours = all(
             isinstance(c, SampleCall) or (isinstance(c, TensorCall) and is_known_stack(c.function)) for c in calls
         )
-        self._copies_inputs = not ours
+        self._copies_inputs = not ours or self._device is not None
         if (
             len(calls) == 1
             and isinstance(calls[0], TensorCall)
@@ -242,13 +275,51 @@ class BoundPolicy:
             and len(self._outputs) == 1
             and plan.surroundings.device is None
         ):
-            self.act, self._prepared_for = self._act_on_one_tensor(calls[0]), now
-            return
-        self._operations = [self._operation(index, call, reuse_memory=ours) for index, call in enumerate(calls)]
+            self._called = self._act_on_one_tensor(calls[0])
+        else:
+            self._operations = [self._operation(index, call, reuse_memory=ours) for index, call in enumerate(calls)]
+            self._called = self._act
         self._no_values: list[Any] = [None] * len(plan.slots.of)
-        self.act, self._prepared_for = self._act, now
+        self._captured = self._to_capture(calls)
+        self._prepared_for = now
 
-    def _operation(self, index: int, call: PolicyCall, *, reuse_memory: bool) -> Operation:
+    def _to_capture(self, calls: tuple[PolicyCall, ...]) -> CapturedPolicy | None:
+        self._why_not_captured = self._why_never(calls)
+        if self._why_not_captured:
+            return None
+        operations = [self._operation(i, call, reuse_memory=False, plain=True) for i, call in enumerate(calls)]
+        slots = [slot for slot, *_ in self._outputs]
+
+        def call(inputs: list[torch.Tensor]) -> list[Any]:
+            values = self._values(inputs)
+            for operate in operations:
+                operate(values)
+            return [values[slot] for slot in slots]
+
+        called = Called(
+            roots={"policy": self._plan.policy, "calls": calls, "flags": [flag for _, flag in self._flags]},
+            inputs_at=self._inputs_at,
+            call=call,
+            write=self._write,
+            input_rows=[rows for _, rows in self._inputs],
+            output_rows=[rows for _, rows, _, _ in self._outputs],
+            act=self._called,
+        )
+        return CapturedPolicy(called)
+
+    def _why_never(self, calls: tuple[PolicyCall, ...]) -> str:
+        """Why a program would be no gain, or cannot be; empty if it can."""
+        if self._called is not self._act and not self._copies_inputs:
+            return "a stack of layers, called as a flat list of functions"
+        if not self._plan.captures:
+            return "called as it is: capture_policy=False"
+        if not self._plan.are_its_own:
+            return "called as it is: it is compiled, or given TensorDicts of the env's own structure"
+        if self._plan.private_keys or self._remembers:
+            return "called as it is: it keeps state of its own between calls"
+        return ""
+
+    def _operation(self, index: int, call: PolicyCall, *, reuse_memory: bool, plain: bool = False) -> Operation:
         return operation(
             call,
             self._plan.slots,
@@ -256,23 +327,30 @@ class BoundPolicy:
             reuse_memory=reuse_memory,
             memory=self._memories.setdefault(index, {}),
             remembers=self._remembers,
+            plain=plain,
         )
 
-    def _act(self, t: int) -> None:
-        values = self._no_values.copy()
+    def _inputs_at(self, t: int) -> list[torch.Tensor]:
+        """Copies of row t."""
         device = self._device
+        return [rows[t].clone() if device is None else rows[t].to(device, copy=True) for _, rows in self._inputs]
+
+    def _values(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        values = self._no_values.copy()
         for slot, flag in self._flags:
             values[slot] = flag
-        for slot, rows in self._inputs:
-            row = rows[t]
-            if device is not None:
-                values[slot] = row.to(device, copy=True)
-            else:
-                values[slot] = row.clone() if self._copies_inputs else row
+        for (slot, _), value in zip(self._inputs, inputs, strict=True):
+            values[slot] = value
+        return values
+
+    def _act(self, t: int) -> None:
+        values = self._values(self._inputs_at(t) if self._copies_inputs else [rows[t] for _, rows in self._inputs])
         for operate in self._operations:
             operate(values)
-        for slot, rows, shape, field in self._outputs:
-            value = values[slot]
+        self._write(t, [values[slot] for slot, *_ in self._outputs])
+
+    def _write(self, t: int, results: Sequence[Any]) -> None:
+        for (_, rows, shape, field), value in zip(self._outputs, results, strict=True):
             try:
                 fits = value.shape == shape and value.dtype is field.dtype
             except AttributeError:  # not a tensor

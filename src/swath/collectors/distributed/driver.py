@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.collectors.arguments import make_assembler, random_frames, refuse_unknown, step_limit
+from swath.collectors.arguments import alike_or_each, make_assembler, random_frames, refuse_unknown, step_limit
 from swath.collectors.background import Batches
 from swath.collectors.base import BaseCollector, Budget, Postprocessing, positive_int, truncated_keys
 from swath.collectors.distributed.engine import Engine
@@ -111,6 +111,7 @@ class NodesCollector(BaseCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
+        capture_policy: bool = True,
         no_cuda_sync: bool = False,
         track_policy_version: bool = False,
         track_traj_ids: bool = True,
@@ -181,6 +182,7 @@ class NodesCollector(BaseCollector):
             "trust_policy": trust_policy,
             "compile_policy": compile_policy,
             "cudagraph_policy": cudagraph_policy,
+            "capture_policy": capture_policy,
             "no_cuda_sync": no_cuda_sync,
             "track_policy_version": bool(track_policy_version),
             "track_traj_ids": track_traj_ids,
@@ -804,6 +806,10 @@ class NodesCollector(BaseCollector):
         """Call ``path`` (such as ``"env.set_level"``) on every node."""
         self._require_open()
         return [value for _, value in self._roster.ask_all("cascade_execute", path, *args, **kwargs)]
+
+    def policy_plan(self) -> str:
+        """How the policy is called in each node, and why not faster; see ``Collector.policy_plan``."""
+        return alike_or_each(self.cascade_execute("policy_plan"), "node")
 
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":

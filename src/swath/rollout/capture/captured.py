@@ -1,0 +1,270 @@
+"""Captured: when a policy is recorded, when its program is trusted, and when it is called as it is.
+
+==============  =======================================================================================
+warming up      called as it is; nothing is known yet
+recording       one real call, which is also the step's
+on probation    program and call, on the same rows: the call counts, and both must be equal to the last bit
+captured        the program; now and then both again, on one row
+called          what cannot be captured, with the reason
+==============  =======================================================================================
+
+Each call of the policy is a step's call: none is made besides, so what it changes of itself is changed once a step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from tensordict.nn.probabilistic import interaction_type
+from torch.distributions import Distribution
+
+from swath.errors import CaptureError
+from swath.rollout.capture.program import Program, Rows, program_of
+from swath.rollout.capture.recording import NotCapturable, record
+from swath.rollout.capture.watch import Watch, watch
+
+#: Calls before the first recording: by then caches are filled, and what a first call alone does is done.
+FIRST_WAIT = 4
+LAST_WAIT = 4096
+#: Rows on which program and call must agree before the program is trusted.
+PROBATION = 3
+#: The share of the time that goes to checking a trusted program.
+CHECKING = 0.005
+#: A program that is left so many times, and for most of the time, is dropped.
+MAX_BAIL_OUTS = 16
+MOST = 0.8
+
+
+@dataclass(frozen=True)
+class Called:
+    """A policy's call, to be captured."""
+
+    #: What to watch, by the names that reasons use.
+    roots: dict[str, Any]
+    #: Row t of each input, as the policy is given it.
+    inputs_at: Callable[[int], list[torch.Tensor]]
+    #: The policy, on these: its outputs.
+    call: Callable[[list[torch.Tensor]], list[Any]]
+    #: Puts outputs into row t, and raises if they do not fit.
+    write: Callable[[int, list[Any]], None]
+    input_rows: Sequence[Rows]
+    output_rows: Sequence[Rows]
+    #: The quickest way that is known without a program.
+    act: Callable[[int], None]
+
+    def plainly(self, t: int) -> None:
+        self.write(t, self.call(self.inputs_at(t)))
+
+
+class CapturedPolicy:
+    """One policy on one strip; ``prepared()`` gives the function for the steps to come."""
+
+    def __init__(self, called: Called) -> None:
+        self._called = called
+        self._program: Program | None = None
+        self._act: Callable[[int], None] = called.act
+        self._watch: Watch | None = None
+        self._ambient: tuple[Any, ...] = ()
+        self._stage: Callable[[int], None] = self._warm_up
+        self._wait = self._next_wait = FIRST_WAIT
+        self._agreed = 0
+        self._turn = 0
+        #: Where the program was left while it was being compared; how often it was left since, and for how long.
+        self._left_at: str | None = None
+        self._is_comparing = False
+        self._bail_outs = 0
+        self._bail_out_s = 0.0
+        self._first_bail_out = 0.0
+        self._since = self._checked = perf_counter()
+        self._cost_s = 0.0
+        self.reason = "not captured yet"
+
+    def prepared(self) -> Callable[[int], None]:
+        """What to call in the steps to come: looks at all that may have changed since."""
+        self._bail_outs, self._bail_out_s = 0, 0.0
+        if self._program is not None:
+            changed = self._what_changed()
+            if changed is not None:
+                self._drop(f"{changed} was changed")
+            elif self._stage == self._act and perf_counter() - self._checked > self._cost_s / CHECKING:
+                self._turn = (self._turn + 37) % 128
+                self._wait = self._turn
+                self._stage = self._until_checked
+        if self._stage == self._act or self._stage == self._called.act:
+            return self._stage
+        return self._in_stages
+
+    def describe(self) -> str:
+        """How the policy is called, in words."""
+        if self._program is None or self._stage == self._warm_up:
+            return f"called as it is: {self.reason}"
+        checks = len(self._program.statements) - self._program.num_operations
+        more = f", {checks} values looked at" if checks else ""
+        return f"captured, {self._program.num_operations} operations{more}"
+
+    def _in_stages(self, t: int) -> None:
+        self._stage(t)
+
+    def _what_changed(self) -> str | None:
+        assert self._watch is not None
+        if self._ambient != ambient():
+            return "the exploration type, autocast or another setting of torch"
+        return self._watch.changed()
+
+    # -- stages -----------------------------------------------------------------------------------------------------
+
+    def _warm_up(self, t: int) -> None:
+        self._called.act(t)
+        self._wait -= 1
+        if self._wait <= 0:
+            self._stage = self._record
+
+    def _record(self, t: int) -> None:
+        called, started = self._called, perf_counter()
+        inputs = called.inputs_at(t)
+        recording = record(functools.partial(called.call, inputs))
+        called.write(t, recording.result)
+        try:
+            if recording.refusals:
+                raise NotCapturable(recording.refusals[0])
+            self._watch = watch(called.roots, recording)
+            self._ambient = ambient()
+            known = self._watch.tensor_ids
+            self._program = program_of(recording, inputs, recording.result, known)
+            self._act = self._program.bound(called.input_rows, called.output_rows, self._bail_out)
+        except NotCapturable as error:
+            self._give_up(str(error))
+            return
+        self._agreed = 0
+        self._stage = self._on_probation
+        self._cost_s = perf_counter() - started
+
+    def _on_probation(self, t: int) -> None:
+        difference = self._compare(t)
+        changed = self._what_changed()
+        if changed is not None:
+            self._give_up(f"its call changes {changed}")
+        elif self._left_at is not None:
+            self._give_up(f"it branches on a tensor's value ({self._left_at})")
+        elif difference is not None:
+            self._give_up(f"captured, it would give another {difference}")
+        else:
+            self._agreed += 1
+            if self._agreed >= PROBATION:
+                self._since = self._checked = perf_counter()
+                self._stage = self._act
+
+    def _until_checked(self, t: int) -> None:
+        if self._wait > 0:
+            self._wait -= 1
+            self._act(t)
+            return
+        started = perf_counter()
+        difference = self._compare(t)
+        self._stage = self._act
+        if difference is not None and self._left_at is None:
+            ago = perf_counter() - self._checked
+            raise CaptureError(
+                f"the captured policy gives another {difference} than calling it does. Both were equal {ago:.0f} s "
+                "ago; what was collected since may be wrong. The policy depends on something that cannot be seen in "
+                "its code: collect with capture_policy=False"
+            )
+        self._checked = perf_counter()
+        self._cost_s = self._checked - started
+
+    # -- both ways --------------------------------------------------------------------------------------------------
+
+    def _compare(self, t: int) -> str | None:
+        """Program and call on row t; the call's results stay. What is different, if anything is."""
+        assert self._program is not None
+        states, changes = _random_states(), self._program.changes
+        before = [tensor.clone() for tensor in changes]
+        self._left_at, self._is_comparing = None, True
+        try:
+            self._act(t)
+        finally:
+            self._is_comparing = False
+        ours = [rows[t].clone() for rows in self._called.output_rows]
+        ours += [tensor.clone() for tensor in changes]
+        our_states = _random_states()
+        for tensor, value in zip(changes, before, strict=True):
+            tensor.copy_(value)
+        _restore(states)
+        self._called.plainly(t)
+        theirs = [*(rows[t] for rows in self._called.output_rows), *changes]
+        if not all(map(_same_bits, ours, theirs)):
+            return "result"
+        return None if all(map(torch.equal, our_states, _random_states())) else "random state"
+
+    def _bail_out(self, t: int, where: str = "an operation that raised") -> None:
+        if self._is_comparing:
+            self._left_at = where
+            return
+        if self._program is None:  # dropped, in the midst of a batch
+            self._called.act(t)
+            return
+        started = perf_counter()
+        self._called.plainly(t)
+        ended = perf_counter()
+        if not self._bail_outs:
+            self._first_bail_out = started
+        self._bail_outs += 1
+        self._bail_out_s += ended - started
+        if self._bail_outs > MAX_BAIL_OUTS and self._bail_out_s > MOST * (ended - self._first_bail_out):
+            self._drop(f"it branches on a tensor's value ({where})")
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _drop(self, reason: str) -> None:
+        """Call it as it is, and try again: soon if the program was used for long, later each time if not."""
+        lasted = perf_counter() - self._since > 100 * self._cost_s
+        self._next_wait = FIRST_WAIT if lasted else min(2 * self._next_wait, LAST_WAIT)
+        self._wait = self._next_wait
+        self._bail_outs, self._bail_out_s = 0, 0.0
+        self._program, self._stage, self.reason = None, self._warm_up, reason
+
+    def _give_up(self, reason: str) -> None:
+        self._program, self._watch = None, None
+        self._stage, self.reason = self._called.act, reason
+
+
+def ambient() -> tuple[Any, ...]:
+    """Settings of torch and tensordict that operations follow."""
+    return (
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+        interaction_type(),
+        Distribution._validate_args,
+    )
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states
+
+
+def _restore(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the last bit; a NaN is equal to itself."""
+    return torch.equal(a, b) or torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+    )

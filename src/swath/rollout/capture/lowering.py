@@ -1,0 +1,207 @@
+"""Lowering: an operation as the cheapest call that writes its recorded result again, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from swath.rollout.capture.recording import EQUAL, Node, storage_of
+from swath.rollout.capture.rewrites import Makers, no_nan
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """``function(*args, **kwargs)``, and which parts of what it returns are copied where (None: all of it)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    copied: tuple[tuple[int | None, torch.Tensor], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """A value that decided something: ``look[0]`` or ``look()`` must be what it was; None: must be a number."""
+
+    look: Any
+    expected: Any
+    is_memory: bool
+    where: str
+
+
+#: What they give does not depend on values, only on shapes.
+_CONSTANT_LIKE = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
+_EMPTY = frozenset(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"])
+#: A copy, with another dtype perhaps.
+_COPIES = frozenset(["clone", "_to_copy"])
+
+
+def lowered(order: Sequence[Node], outputs: Sequence[torch.Tensor]) -> Iterator[Statement | Check]:
+    """The statements for these operations, in this order."""
+    changed = {storage_of(tensor) for node in order for tensor in node.written}
+    read = {id(tensor) for node in order for tensor in node.inputs} | {id(tensor) for tensor in outputs}
+    numbers = {id(node.args[0]) for node in order if node.op is no_nan}
+    makers = Makers(list(order))
+    with torch.random.fork_rng(devices=[]):  # calls are tried out
+        for node in order:
+            if node.name == "logsumexp" and _is_subtracted_and_checked(node, order, numbers):
+                yield from _logsumexp(node)
+            elif node.name == "multinomial" and _is_softmax_of_numbers(node, makers, numbers):
+                yield from _multinomial(node)
+            else:
+                yield from _lower(node, changed, read)
+
+
+def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement | Check]:
+    if node.op is no_nan:
+        yield from _no_nan(node)
+    elif node.is_check:
+        yield _check(node)
+    elif node.pristine is not None or node.name in _CONSTANT_LIKE:
+        if storage_of(node.outputs[0]) in changed:
+            yield _anew(node)
+    elif node.name in _EMPTY or _is_view(node):
+        return
+    elif node.written:
+        yield _in_place(node)
+    elif node.name in _COPIES:
+        yield Statement(torch.Tensor.copy_, (node.outputs[0], node.inputs[0]))
+    elif node.name == "linear":
+        yield _linear(node)
+    else:
+        yield _out_of_place(node, read)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether it only looks at what it was given, which stays where it is."""
+    given = {storage_of(tensor) for tensor in node.inputs}
+    return bool(given) and not node.written and all(storage_of(tensor) in given for tensor in node.outputs)
+
+
+def _check(node: Node) -> Check:
+    if node.op is EQUAL:
+        first, second = node.args
+        return Check(lambda: torch.equal(first, second), node.result, False, node.where)
+    (tensor,) = node.inputs
+    if tensor.device.type == "cpu" and tensor.dtype not in (torch.bfloat16, torch.float16):
+        return Check(_seen(tensor), node.result, True, node.where)
+    return Check(tensor.item, node.result, False, node.where)
+
+
+def _seen(number: torch.Tensor) -> memoryview:
+    """A number in main memory, to be read without a call: ``[0]`` of this."""
+    return memoryview(number.view(1).numpy())  # type: ignore[arg-type]
+
+
+def _no_nan(node: Node) -> Iterator[Statement | Check]:
+    (x,) = node.args
+    total = x.new_empty(())
+    yield Statement(torch.sum, (x, tuple(range(x.dim()))), {"out": total})
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        yield Check(_seen(total), None, True, node.where)
+    else:
+        yield Check(total.item, None, False, node.where)
+
+
+def _is_subtracted_and_checked(node: Node, order: Sequence[Node], numbers: set[int]) -> bool:
+    """``x - x.logsumexp(-1, keepdim=True)`` that is known to have no NaN in it, so no infinity was the largest."""
+    x, dims, *keepdim = node.args
+    if keepdim != [True] or list(dims) not in ([-1], [x.dim() - 1]):
+        return False
+    return any(
+        user.name == "sub" and len(user.inputs) == 2 and user.inputs[1] is node.result and id(user.result) in numbers
+        for user in order
+    )
+
+
+def _logsumexp(node: Node) -> Iterator[Statement]:
+    """The same operations in the same order, without what is only for infinities."""
+    x, out = node.args[0], node.result
+    largest, shifted = torch.empty_like(out), torch.empty_like(x)
+    yield Statement(torch.amax, (x, -1, True), {"out": largest})
+    yield Statement(torch.sub, (x, largest), {"out": shifted})
+    yield Statement(torch.exp_, (shifted,))
+    yield Statement(torch.sum, (shifted, -1, True), {"out": out})
+    yield Statement(torch.log_, (out,))
+    yield Statement(torch.Tensor.add_, (out, largest))
+
+
+def _is_softmax_of_numbers(node: Node, makers: Makers, numbers: set[int]) -> bool:
+    """One sample of what can only be probabilities: there is nothing to check."""
+    maker = makers.through(node.args[0], frozenset(["view", "_unsafe_view", "reshape", "alias", "expand"]))
+    return node.args[1] == 1 and maker is not None and maker.name == "_softmax" and id(maker.args[0]) in numbers
+
+
+def _multinomial(node: Node) -> Iterator[Statement]:
+    """The same operations in the same order, without the checks, which take longer than they do."""
+    probabilities, out = node.args[0], node.result
+    race = torch.empty_like(probabilities)
+    yield Statement(torch.Tensor.exponential_, (race, 1))
+    yield Statement(torch.div, (probabilities, race), {"out": race})
+    yield Statement(torch.argmax, (race, -1, True), {"out": out})
+
+
+def _anew(node: Node) -> Statement:
+    """A constant that is changed later on."""
+    (result,) = node.outputs
+    if node.pristine is not None:
+        return Statement(torch.Tensor.copy_, (result, node.pristine))
+    value = {"zeros": 0, "ones": 1}.get(node.name.removeprefix("new_").removesuffix("_like"))
+    return Statement(torch.Tensor.fill_, (result, node.args[-1] if value is None else value))
+
+
+def _in_place(node: Node) -> Statement:
+    name = node.name
+    method = getattr(torch.Tensor, name, None) if name.endswith("_") else None
+    if method is None or node.kwargs or node.op._overloadname not in ("default", "Tensor", "Scalar"):
+        method = node.op
+    return Statement(method, node.args, node.kwargs)
+
+
+def _linear(node: Node) -> Statement:
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    (out,) = node.outputs
+    if bias is not None and weight.device.type == "cpu" and x.dtype is weight.dtype is bias.dtype:
+        if x.dim() == 1:
+            return Statement(torch.addmv, (bias, weight, x), {"out": out})
+        if x.dim() == 2:
+            return Statement(torch.addmm, (bias, x, weight.t()), {"out": out})
+    return Statement(node.op, node.args, node.kwargs, ((None, out),))
+
+
+def _out_of_place(node: Node, read: set[int]) -> Statement:
+    function = _binding(node.name)
+    results: Any = node.result if isinstance(node.result, torch.Tensor) else tuple(node.outputs)
+    for candidate in (function, _out_overload(node)):
+        if candidate is None:
+            continue
+        kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
+        try:
+            candidate(*node.args, **kwargs, out=results)
+        except (TypeError, RuntimeError, NotImplementedError):
+            continue
+        return Statement(candidate, node.args, {**kwargs, "out": results})
+    if isinstance(node.result, torch.Tensor):
+        return Statement(node.op, node.args, node.kwargs, ((None, node.result),))
+    copied = tuple((i, value) for i, value in enumerate(node.result) if id(value) in read)
+    return Statement(node.op, node.args, node.kwargs, copied)
+
+
+def _binding(name: str) -> Callable[..., Any] | None:
+    """What Python calls it: with fewer detours than the operation itself."""
+    return getattr(torch, name, None) or getattr(torch._C._nn, name, None)
+
+
+def _out_overload(node: Node) -> Callable[..., Any] | None:
+    packet = node.op.overloadpacket
+    overload = node.op._overloadname
+    for name in ("out" if overload == "default" else f"{overload}_out", "out"):
+        if name in packet.overloads():
+            found = getattr(packet, name)
+            if sum(argument.is_out for argument in found._schema.arguments) == 1:
+                return found
+    return None

@@ -1,0 +1,243 @@
+"""Program: the operations of a recording that matter, as one function without arguments but the step's number.
+
+Every result was kept by the recording, and is written again in each step, so views were made once and for all. What
+is done in each step: copy the inputs in, run the operations, copy the outputs out. Values that decided something in
+Python are looked at before anything happens that could not be taken back (a random number, a changed buffer): if one
+is different, ``bail_out`` calls the policy as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from swath.rollout.capture.lowering import Check, Statement, lowered
+from swath.rollout.capture.memory import OwnMemory
+from swath.rollout.capture.recording import LIFT, Node, NotCapturable, Recording, storage_of
+from swath.rollout.capture.rewrites import rewritten
+
+#: Memory that a program may hold.
+MAX_BYTES = 256 * 2**20
+
+Rows = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run in each step, and on what."""
+
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    statements: tuple[Statement | Check, ...]
+    #: The tensors of the policy that it changes.
+    changes: tuple[torch.Tensor, ...]
+    #: Whether it must remember the random state: something is looked at after a random number was drawn.
+    looks_back: bool
+
+    @property
+    def num_operations(self) -> int:
+        return sum(isinstance(statement, Statement) for statement in self.statements)
+
+    def bound(self, inputs: Sequence[Rows], outputs: Sequence[Rows], bail_out: Callable[..., None]) -> Any:
+        """``act(t)`` on these rows."""
+        return _Source(self, inputs, outputs, bail_out).compiled()
+
+
+def program_of(
+    recording: Recording, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], known: set[int]
+) -> Program:
+    """The program of a recorded call; ``known`` are the tensors (by identity) that are there for every call."""
+    _require_known(recording.nodes, inputs, outputs, known)
+    own = OwnMemory()
+    for tensor in (*inputs, *(tensor for node in recording.nodes for tensor in node.made)):
+        own.add(tensor)
+    nodes = [own.moved(node) for node in recording.nodes]
+    inputs, outputs = own(list(inputs)), own(list(outputs))
+    graph = _Graph(rewritten(nodes), inputs, outputs)
+    order, looks_back = graph.schedule()
+    return Program(
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        statements=tuple(lowered(order, outputs)),
+        changes=tuple(graph.changes),
+        looks_back=looks_back,
+    )
+
+
+def _require_known(
+    nodes: list[Node], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], known: set[int]
+) -> None:
+    """Every tensor must come from somewhere: one that does not was made outside, by NumPy say."""
+    known = known | {id(tensor) for tensor in inputs}
+    num_bytes = 0
+    for node in nodes:
+        if node.op is LIFT:
+            known |= {id(tensor) for tensor in node.inputs}
+        _require_repeatable(node)
+        for tensor in node.inputs:
+            if id(tensor) not in known:
+                raise NotCapturable(f"it uses a tensor of shape {tuple(tensor.shape)} whose owner cannot be found")
+        for tensor in node.outputs:
+            known.add(id(tensor))
+            num_bytes += tensor.nbytes
+    for tensor in outputs:
+        if id(tensor) not in known:
+            raise NotCapturable("it returns a tensor that was not made by torch's operations")
+    if num_bytes > MAX_BYTES:
+        raise NotCapturable(f"its intermediate results take {num_bytes / 2**20:.0f} MiB")
+
+
+def _require_repeatable(node: Node) -> None:
+    if any(type(t) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for t in (*node.inputs, *node.outputs)):
+        raise NotCapturable(f"{node.name} works on a subclass of Tensor")
+    if any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values())):
+        raise NotCapturable(f"{node.name} draws from a generator of its own")
+    if any(t.is_sparse or t.is_quantized or t.is_nested for t in (*node.inputs, *node.outputs)):
+        raise NotCapturable(f"{node.name} works on sparse, quantized or nested tensors")
+    tags = getattr(node.op, "tags", ())
+    by_mask = node.name == "index" and any(t.dtype in (torch.bool, torch.uint8) for t in node.inputs[1:])
+    if torch.Tag.dynamic_output_shape in tags and (node.name != "index" or by_mask):
+        raise NotCapturable(f"the shape of what {node.name} gives depends on values")
+    if torch.Tag.data_dependent_output in tags and not node.is_check:
+        raise NotCapturable(f"{node.name} reads a tensor's value")
+
+
+class _Graph:
+    """Which operation needs which others to have run: by the memory that they read and write."""
+
+    def __init__(self, nodes: list[Node], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        self.nodes = nodes
+        self._inputs = {storage_of(tensor) for tensor in inputs}
+        self._writers: dict[int, list[int]] = {}
+        self._readers: dict[int, list[int]] = {}
+        self._needs: list[set[int]] = []
+        self._made: set[int] = set()
+        self.changes: list[torch.Tensor] = []
+        self._changing: set[int] = set()
+        last_random: int | None = None
+        for index, node in enumerate(nodes):
+            needs = self._note(index, node)
+            if node.is_random:
+                needs |= set() if last_random is None else {last_random}
+                last_random = index
+            self._needs.append(needs - {index})
+        self._wanted = {w for tensor in outputs for w in self._writers.get(storage_of(tensor), ())}
+
+    def _note(self, index: int, node: Node) -> set[int]:
+        needs: set[int] = set()
+        for storage in map(storage_of, node.inputs):
+            needs.update(self._writers.get(storage, ()))
+            self._readers.setdefault(storage, []).append(index)
+        for tensor in node.written:
+            storage = storage_of(tensor)
+            needs.update(self._readers.get(storage, ()))
+            self._writers.setdefault(storage, []).append(index)
+            if storage not in self._made and storage not in self._inputs:
+                self.changes.append(tensor)
+                self._changing.add(index)
+        read = {storage_of(tensor) for tensor in node.inputs}
+        for storage in map(storage_of, node.outputs):
+            if storage not in read:
+                self._made.add(storage)
+                self._writers.setdefault(storage, []).append(index)
+        if node.op is LIFT:
+            for storage in map(storage_of, node.outputs):
+                self._made.add(storage)
+                self._writers.setdefault(storage, []).append(index)
+        return needs
+
+    def schedule(self) -> tuple[list[Node], bool]:
+        """The operations that matter; checks, and what they need, first. Whether a check follows a random number."""
+        checks = [i for i, node in enumerate(self.nodes) if node.is_check]
+        lasting = {i for i, node in enumerate(self.nodes) if node.is_random} | self._changing
+        early: set[int] = set()
+        looks_back = False
+        for check in checks:
+            needed = self._closure({check})
+            if needed & self._changing:
+                raise NotCapturable(f"it looks at a value that it has changed ({self.nodes[check].where})")
+            if needed & lasting:
+                looks_back = True
+            else:
+                early |= needed
+        needed = self._closure(self._wanted | lasting | set(checks))
+        order = sorted(early) + sorted(needed - early)
+        if looks_back and self._changing:
+            self._require_no_change_before(order, set(checks) - early)
+        return [self.nodes[i] for i in order], looks_back
+
+    def _require_no_change_before(self, order: list[int], late_checks: set[int]) -> None:
+        last = max(order.index(check) for check in late_checks)
+        if any(i in self._changing for i in order[:last]):
+            raise NotCapturable("it changes a buffer before it looks at a random value")
+
+    def _closure(self, roots: set[int]) -> set[int]:
+        found: set[int] = set()
+        waiting = list(roots)
+        while waiting:
+            index = waiting.pop()
+            if index not in found:
+                found.add(index)
+                waiting.extend(self._needs[index])
+        return found
+
+
+class _Source:
+    """A program as Python's source: calling through it costs less than any loop over functions."""
+
+    def __init__(
+        self, program: Program, inputs: Sequence[Rows], outputs: Sequence[Rows], bail_out: Callable[..., None]
+    ) -> None:
+        self._names: dict[int, str] = {}
+        self.values: dict[str, Any] = {"bail_out": bail_out}
+        self._lines = ["def act(t):", "    try:"]
+        for tensor, rows in zip(program.inputs, inputs, strict=True):
+            self._line(f"{self._name(tensor, 'x')}.copy_({self._name(rows, 'rows')}[t])")
+        if program.looks_back:
+            self.values["generator"] = torch.default_generator
+            self._line("state = generator.get_state()")
+        for statement in program.statements:
+            self._statement(statement, program.looks_back)
+        for tensor, rows in zip(program.outputs, outputs, strict=True):
+            self._line(f"{self._name(rows, 'rows')}[t].copy_({self._name(tensor, 'v')})")
+        self._lines += ["    except Exception:", "        bail_out(t)"]
+
+    def compiled(self) -> Callable[[int], None]:
+        exec(compile("\n".join(self._lines), "<captured policy>", "exec"), self.values)
+        return self.values["act"]
+
+    def _statement(self, statement: Statement | Check, looks_back: bool) -> None:
+        if isinstance(statement, Check):
+            look = self._name(statement.look, "look") + ("[0]" if statement.is_memory else "()")
+            expected = look if statement.expected is None else self._name(statement.expected, "c")
+            self._line(f"if {look} != {expected}:")
+            if looks_back:
+                self._line("    generator.set_state(state)")
+            self._line(f"    return bail_out(t, {statement.where!r})")
+            return
+        given = [self._name(value, "c") for value in statement.args]
+        given += [f"{key}={self._name(value, 'c')}" for key, value in statement.kwargs.items()]
+        call = f"{self._name(statement.function, 'f')}({', '.join(given)})"
+        if not statement.copied:
+            self._line(call)
+        elif len(statement.copied) == 1 and statement.copied[0][0] is None:
+            self._line(f"{self._name(statement.copied[0][1], 'v')}.copy_({call})")
+        else:
+            self._line(f"r = {call}")
+            for position, target in statement.copied:
+                self._line(f"{self._name(target, 'v')}.copy_(r[{position}])")
+
+    def _line(self, text: str) -> None:
+        self._lines.append(f"        {text}")
+
+    def _name(self, value: Any, kind: str) -> str:
+        if type(value) in (bool, int, str, type(None)):
+            return repr(value)
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"{kind}{len(self._names)}"
+            self.values[name] = value  # kept, so that no other value gets its identity
+        return name

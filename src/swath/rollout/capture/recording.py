@@ -1,0 +1,258 @@
+"""Recording: what one call of a policy does, as operations on tensors and as Python code that ran.
+
+The tensors of a recording are kept: they are the memory in which the program runs later.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves
+
+from swath.errors import SwathError
+
+#: Packages whose code does what its arguments and attributes say, and nothing else.
+LIBRARIES = frozenset(["torch", "tensordict", "torchrl", "swath", "functorch"])
+
+#: Modules of the standard library whose code is as predictable.
+PURE_MODULES = frozenset(
+    {"abc", "builtins", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools", "math"}
+    | {"numbers", "operator", "types", "typing", "typing_extensions", "warnings", "weakref", "_abc", "_collections"}
+    | {"_collections_abc", "_functools", "_operator", "_weakref", "_weakrefset"}
+)
+
+#: Builtins that a policy's code may call: they change nothing, and depend on their arguments only.
+_PURE_BUILTINS = frozenset(
+    {"abs", "all", "any", "callable", "chr", "divmod", "format", "getattr", "hasattr", "isinstance", "issubclass"}
+    | {"iter", "len", "max", "min", "next", "ord", "pow", "repr", "round", "setattr", "sorted", "sum"}
+)
+
+#: Methods of a tensor whose result no operation shows.
+_LEAVING_TORCH = frozenset(["numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "storage"])
+
+#: Reads a tensor's value into Python.
+ITEM = torch.ops.aten._local_scalar_dense.default
+EQUAL = torch.ops.aten.equal.default
+#: A tensor made from Python's numbers.
+LIFT = torch.ops.aten.lift_fresh.default
+
+
+class NotCapturable(SwathError):
+    """Why a policy is called as it is."""
+
+
+@dataclass(eq=False)
+class Node:
+    """One operation: what ran, on what, and what came of it."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    #: The user's line that it came from; only for values that were read into Python.
+    where: str = ""
+    #: The result as it was, for a constant that later operations may have changed.
+    pristine: torch.Tensor | None = None
+    inputs: list[torch.Tensor] = field(init=False)
+    outputs: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = tensors_in((self.args, self.kwargs))
+        self.outputs = tensors_in(self.result)
+
+    @property
+    def name(self) -> str:
+        return (
+            self.op._schema.name.partition("::")[2] if isinstance(self.op, torch._ops.OpOverload) else self.op.__name__
+        )
+
+    @property
+    def is_check(self) -> bool:
+        return not isinstance(self.result, torch.Tensor) and isinstance(self.result, (bool, int, float, complex))
+
+    @property
+    def is_random(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in getattr(self.op, "tags", ())
+
+    @property
+    def made(self) -> list[torch.Tensor]:
+        """The results in new memory."""
+        if self.op is LIFT:
+            return self.outputs
+        given = {storage_of(tensor) for tensor in self.inputs}
+        return [tensor for tensor in self.outputs if storage_of(tensor) not in given]
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The inputs that it changes."""
+        schema = getattr(self.op, "_schema", None)
+        if schema is None:
+            return []
+        changed = []
+        for position, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = self.args[position] if position < len(self.args) else self.kwargs.get(argument.name)
+                changed += tensors_in(given)
+        return changed
+
+
+@dataclass
+class Recording:
+    """A call's operations, and the code that ran."""
+
+    nodes: list[Node] = field(default_factory=list)
+    #: Code that ran, with the globals it saw; what is not a library's.
+    user_code: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
+    #: Every name that any code that ran could have looked up.
+    names: set[str] = field(default_factory=set)
+    #: Whether names were looked up that the code does not spell out.
+    looks_up_any_name: bool = False
+    #: What was called that cannot be left out the next time, or would be done differently.
+    refusals: list[str] = field(default_factory=list)
+    result: Any = None
+
+
+def record(function: Callable[[], Any]) -> Recording:
+    """Call ``function`` once; what it gave, and what it did."""
+    recording = Recording()
+    profiler = _Profiler(recording)
+    with _Operations(recording) as operations, _WholeLayers(operations):
+        before = sys.getprofile()
+        sys.setprofile(profiler)
+        try:
+            recording.result = function()
+        finally:
+            sys.setprofile(before)
+    return recording
+
+
+class _Operations(TorchDispatchMode):
+    """Notes every operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else Dynamo is imported, which takes seconds
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what other threads compile meanwhile is not our business
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.nodes = recording.nodes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        node = Node(func, args, kwargs, result)
+        if node.is_check:
+            node.where = user_line(sys._getframe(1))
+        elif isinstance(result, torch.Tensor) and (func is LIFT or not node.inputs) and not node.is_random:
+            node.pristine = result.clone()
+        self.nodes.append(node)
+        return result
+
+
+class _WholeLayers(TorchFunctionMode):
+    """Notes a linear layer as one operation: seen from below, it would take another way than it takes unseen."""
+
+    def __init__(self, operations: _Operations) -> None:
+        super().__init__()
+        self._nodes = operations.nodes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch._C._nn.linear or torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        mode: Any = _pop_mode()
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            _push_mode(mode)
+        self._nodes.append(Node(func, args, kwargs, result))
+        return result
+
+
+class _Profiler:
+    """Notes which Python code runs, and which functions of C it calls."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._seen: set[CodeType] = set()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self._enters(frame)
+        elif event == "c_call":
+            reason = _why_not_called(argument, is_library(frame))
+            if reason:
+                self._recording.refusals.append(f"{reason} ({user_line(frame)})")
+            elif getattr(argument, "__name__", "") in ("getattr", "setattr", "hasattr") and not is_library(frame):
+                self._recording.looks_up_any_name = True
+
+    def _enters(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if code in self._seen:
+            return
+        self._seen.add(code)
+        self._recording.names.update(code.co_names)
+        self._recording.names.update(name for name in code.co_consts if isinstance(name, str))
+        if not is_library(frame):
+            module = frame.f_globals.get("__name__") or ""
+            if module.partition(".")[0] in sys.stdlib_module_names and module != "__main__":
+                if module.partition(".")[0] not in PURE_MODULES:
+                    self._recording.refusals.append(f"it calls {module}.{code.co_qualname} ({user_line(frame.f_back)})")
+                return
+            self._recording.user_code[code] = frame.f_globals
+
+
+def is_library(frame: FrameType) -> bool:
+    return (frame.f_globals.get("__name__") or "").partition(".")[0] in LIBRARIES
+
+
+def user_line(frame: FrameType | None) -> str:
+    """The innermost line that is not a library's, as "agent.py:31"."""
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    if frame is None:
+        return "in a library"
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+
+
+_PURE_OWNERS = (list, dict, tuple, str, set, frozenset, int, float, bytes, type)
+
+
+def _why_not_called(function: Any, by_library: bool) -> str | None:
+    """Why a call of a function of C cannot be left out, or made only when recorded; None if it can."""
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "?")
+    module = (getattr(function, "__module__", None) or "").partition(".")[0]
+    if isinstance(owner, torch.Tensor):
+        return f"it calls .{name}() of a tensor" if name in _LEAVING_TORCH else None
+    kind = type(owner)
+    source = module or kind.__module__.partition(".")[0]
+    if by_library:
+        return f"it calls {source}.{name}" if source in ("random", "_random", "time", "posix", "numpy") else None
+    if module == "builtins" and name not in _PURE_BUILTINS and not isinstance(owner, _PURE_OWNERS):
+        return f"it calls {name}()"
+    if source in LIBRARIES or source in PURE_MODULES or isinstance(owner, _PURE_OWNERS):
+        return None
+    return f"it calls {source}.{name}"
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def storages(tensors: list[torch.Tensor]) -> Iterator[int]:
+    return map(storage_of, tensors)

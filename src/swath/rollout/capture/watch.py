@@ -1,0 +1,270 @@
+"""Watch: everything that a policy's code may have read, and whether any of it is something else now.
+
+Values are compared by identity with what was there, so an unchanged one costs a look-up, and a changed one is never
+missed; containers are compared item by item. What cannot be watched (a generator, an array, a socket) is refused, if
+code that ran spells its name.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import enum
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from swath.rollout.capture.recording import LIBRARIES, PURE_MODULES, NotCapturable, Recording
+
+_MISSING = object()
+#: More than this is not watched: looking at it before every batch would cost more than it gains.
+MAX_VALUES = 50_000
+
+#: Values that cannot change, and lead nowhere.
+_LEAVES = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), type(NotImplemented)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype),
+    *(enum.Enum, BuiltinFunctionType, CodeType, type(len), type(str.join), type([].append), type(object.__init__)),
+    *(type(torch.Tensor.shape), torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # type: ignore[attr-defined]
+)
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Watch:
+    """What was found; ``changed()`` names the first thing that is different."""
+
+    def __init__(self) -> None:
+        #: Mapping, key, value, where it stands.
+        self._slots: list[tuple[Mapping[Any, Any], Any, Any, str]] = []
+        #: Read the value, the value, where it stands.
+        self._readings: list[tuple[Callable[[], Any], Any, str]] = []
+        #: Mapping, its keys in order, where it stands.
+        self._keys: list[tuple[Mapping[Any, Any], tuple[Any, ...], str]] = []
+        self._sequences: list[tuple[Any, tuple[Any, ...], str]] = []
+        self._tensors: list[tuple[torch.Tensor, tuple[Any, ...], str]] = []
+        self.tensor_ids: set[int] = set()
+
+    def changed(self) -> str | None:
+        for mapping, key, value, place in self._slots:
+            if mapping.get(key, _MISSING) is not value:
+                return place
+        for tensor, facts, place in self._tensors:
+            if _facts(tensor) != facts:
+                return place
+        for mapping, keys, place in self._keys:
+            if tuple(mapping) != keys:
+                return place
+        for sequence, items, place in self._sequences:
+            if len(sequence) != len(items) or any(a is not b for a, b in zip(sequence, items, strict=True)):
+                return place
+        for read, value, place in self._readings:
+            if read() is not value:
+                return place
+        return None
+
+    def slot(self, mapping: Mapping[Any, Any], key: Any, place: str) -> Any:
+        value = mapping.get(key, _MISSING)
+        self._slots.append((mapping, key, value, place))
+        return value
+
+    def reading(self, read: Callable[[], Any], place: str) -> Any:
+        value = read()
+        self._readings.append((read, value, place))
+        return value
+
+    def keys(self, mapping: Mapping[Any, Any], place: str) -> None:
+        self._keys.append((mapping, tuple(mapping), place))
+
+    def sequence(self, sequence: Any, place: str) -> None:
+        self._sequences.append((sequence, tuple(sequence), place))
+
+    def tensor(self, tensor: torch.Tensor, place: str) -> None:
+        self._tensors.append((tensor, _facts(tensor), place))
+        self.tensor_ids.add(id(tensor))
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def watch(roots: Mapping[str, Any], recording: Recording) -> Watch:
+    """Watch what can be reached from ``roots`` (by name) and from the code that ran."""
+    return _Walk(recording).all_from(roots)
+
+
+class _Walk:
+    def __init__(self, recording: Recording) -> None:
+        self._names = recording.names
+        self._any_name = recording.looks_up_any_name
+        self._user_code = recording.user_code
+        self._watch = Watch()
+        #: What was seen; kept, so that an identity is not used again.
+        self._seen: dict[int, Any] = {}
+        self._waiting: list[tuple[Any, str, bool]] = []
+        self._functions: set[CodeType] = set()
+
+    def all_from(self, roots: Mapping[str, Any]) -> Watch:
+        self._waiting = [(value, name, True) for name, value in roots.items()]
+        for code, namespace in self._user_code.items():
+            self._globals(code, namespace)
+        while self._waiting:
+            self._visit(*self._waiting.pop())
+            if len(self._seen) > MAX_VALUES:
+                raise NotCapturable("it refers to more values than can be watched")
+        self._require_functions()
+        return self._watch
+
+    def _require_functions(self) -> None:
+        """Code with free variables, of which the function was not found: its cells cannot be watched."""
+        nested = {constant for code in self._user_code for constant in code.co_consts if isinstance(constant, CodeType)}
+        for code in self._user_code:
+            if code.co_freevars and code not in self._functions and code not in nested:
+                raise NotCapturable(f"the function {code.co_qualname} that it calls cannot be found")
+
+    def _globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        for name in code.co_names:
+            value = self._watch.slot(namespace, name, f"the global {name}")
+            if value is not _MISSING:
+                self._waiting.append((value, f"the global {name}", True))
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "IMPORT_NAME":
+                module = sys.modules.get(instruction.argval)
+                self._waiting.append((module, instruction.argval, True))
+
+    # -- one value --------------------------------------------------------------------------------------------------
+
+    def _visit(self, value: Any, place: str, users: bool) -> None:
+        """``users`` if a user's code may have read it, so that it must be something that can be watched."""
+        if isinstance(value, _LEAVES) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, place)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, ModuleType):
+            self._module(value)
+        elif isinstance(value, FunctionType):
+            self._function(value, place)
+        elif isinstance(value, (dict, collections.OrderedDict)):
+            self._watch.keys(value, place)
+            for key in value:
+                self._later(self._watch.slot(value, key, f"{place}[{key!r}]"), f"{place}[{key!r}]", users)
+        elif isinstance(value, (tuple, frozenset)):
+            for index, item in enumerate(value):
+                self._later(item, f"{place}[{index}]", users)
+        elif isinstance(value, (list, set, collections.deque)):
+            self._watch.sequence(value, place)
+            for index, item in enumerate(value):
+                self._later(item, f"{place}[{index}]", users)
+        elif not self._wrapper(value, place, users):
+            self._object(value, place, users)
+
+    def _later(self, value: Any, place: str, users: bool = True) -> None:
+        self._waiting.append((value, place, users))
+
+    def _tensor(self, tensor: torch.Tensor, place: str) -> None:
+        if type(tensor) in _PLAIN_TENSORS:
+            self._watch.tensor(tensor, place)
+
+    def _wrapper(self, value: Any, place: str, users: bool) -> bool:
+        """Things that hold a function."""
+        if isinstance(value, MethodType):
+            parts = (value.__self__, value.__func__)
+        elif isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+        elif isinstance(value, (staticmethod, classmethod)):
+            parts = (value.__func__,)
+        elif isinstance(value, property):
+            parts = (value.fget, value.fset)
+        elif isinstance(value, functools.cached_property):
+            parts = (value.func,)
+        else:
+            return False
+        for part in parts:
+            self._later(part, place, users)
+        return True
+
+    def _function(self, function: FunctionType, place: str) -> None:
+        self._functions.add(function.__code__)
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            value = self._watch.reading(functools.partial(getattr, function, part), place)
+            if not isinstance(value, CodeType):
+                self._later(value, f"a default of {place}")
+        if _root(function.__module__) in LIBRARIES or function.__code__ not in self._user_code:
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            value = self._watch.reading(functools.partial(_contents, cell), f"{name}, which {place} closes over")
+            self._later(value, name)
+
+    def _class(self, kind: type) -> None:
+        for owner in kind.__mro__:
+            if _root(owner.__module__) in LIBRARIES or _root(owner.__module__) in PURE_MODULES:
+                continue
+            for name in tuple(vars(owner)):
+                if name in self._names or self._any_name or name.startswith("__"):
+                    if name in ("__dict__", "__weakref__", "__doc__", "__annotations__", "__module__"):
+                        continue
+                    value = self._watch.slot(vars(owner), name, f"{owner.__name__}.{name}")
+                    self._later(value, f"{owner.__name__}.{name}", users=not name.startswith("__"))
+
+    def _module(self, module: ModuleType) -> None:
+        root = _root(module.__name__)
+        if root in LIBRARIES or root in PURE_MODULES:
+            return
+        if root == "numpy":
+            if "random" in self._names:
+                raise NotCapturable("it uses numpy.random")
+            return
+        if root in sys.stdlib_module_names:
+            raise NotCapturable(f"it uses the module {module.__name__}")
+        for name in self._names & vars(module).keys():
+            self._later(self._watch.slot(vars(module), name, f"{module.__name__}.{name}"), f"{module.__name__}.{name}")
+
+    def _object(self, value: Any, place: str, users: bool) -> None:
+        kind = type(value)
+        is_library = _root(kind.__module__) in LIBRARIES or _root(kind.__module__) in PURE_MODULES
+        attributes = getattr(value, "__dict__", None)
+        slots = [name for owner in kind.__mro__ for name in _slot_names(owner)]
+        if not isinstance(attributes, dict) and not slots:
+            if users and not is_library and value is not _MISSING:
+                raise NotCapturable(
+                    f"it reads {place}, a {kind.__module__}.{kind.__qualname__}, which cannot be watched"
+                )
+            return
+        if isinstance(value, torch.Generator):
+            raise NotCapturable(f"it reads {place}, a random generator")
+        self._later(kind, kind.__name__)
+        if isinstance(attributes, dict):
+            self._watch.keys(attributes, place)
+            for name in attributes:
+                if name in self._names or self._any_name:
+                    found = self._watch.slot(attributes, name, f"{place}.{name}")
+                    self._later(found, f"{place}.{name}", users and not is_library)
+        for name in slots:
+            if name in self._names or self._any_name:
+                found = self._watch.reading(functools.partial(getattr, value, name, _MISSING), f"{place}.{name}")
+                self._later(found, f"{place}.{name}", users and not is_library)
+
+
+def _slot_names(owner: type) -> Iterator[str]:
+    slots = owner.__dict__.get("__slots__", ())
+    for name in (slots,) if isinstance(slots, str) else slots:
+        if name not in ("__dict__", "__weakref__"):
+            yield f"_{owner.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _MISSING
+
+
+def _root(name: str | None) -> str:
+    return (name or "").partition(".")[0]
