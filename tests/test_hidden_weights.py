@@ -17,7 +17,7 @@ import hidden_networks
 import hidden_policies
 from counting import make_counting
 from hidden_policies import HIDING, Agent, TwoNets, act_with_global, in_module
-from swath.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from swath.collectors import Collector, Evaluator, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.envs import GymWrapper
 from swath.weight_update.hidden import HiddenWeights
@@ -164,6 +164,15 @@ def test_hidden_weights_in_one_process() -> None:
         own.update_policy_weights_(Agent(2))
         assert acts(own, 1) == 2
         assert agent.value[0] == 2
+
+
+def test_an_evaluation_changes_no_weights_that_are_trained() -> None:
+    network = hidden_networks.NET
+    network.set(1)
+    with Evaluator(make_counting, hidden_networks.by_name("forward"), num_trajectories=1, max_steps=3) as evaluator:
+        with pytest.raises(RuntimeError, match=r"uses 'hidden_networks:NET\.value', which cannot be copied .*register"):
+            evaluator.evaluate({"hidden_networks:NET.value": torch.zeros(3)})
+        assert bool((network.value == 1).all())
 
 
 @pytest.mark.parametrize("sync", [True, False])
