@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -57,6 +59,10 @@ def act_with_keyword(observation: torch.Tensor, *, agent: Agent | None = None) -
     return agent.get_action(observation)
 
 
+def act_with_first(agents: Iterable[Agent], observation: torch.Tensor) -> torch.Tensor:
+    return next(iter(agents)).get_action(observation)
+
+
 def act_functionally(observation: torch.Tensor, agent: Agent, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return weights["value"].expand(*observation.shape[:-1], 3)
 
@@ -81,6 +87,57 @@ def helps(observation: torch.Tensor) -> torch.Tensor:
     return GLOBAL_AGENT.get_action(observation)
 
 
+def act_by_module(observation: torch.Tensor) -> torch.Tensor:
+    return hidden_networks.NET.get_action(observation)
+
+
+class List(list):
+    """Has more than its entries."""
+
+    agent: Agent
+
+    def __call__(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.agent.get_action(observation)
+
+
+class Private:
+    __slots__ = ("__agent",)
+
+    def __init__(self, agent: Agent) -> None:
+        self.__agent = agent
+
+    def __call__(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.__agent.get_action(observation)
+
+
+class Recurrent(nn.Module):
+    """Has the methods of an env, and is none."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.value = agent.value
+
+    def reset(self) -> None: ...
+
+    def step(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.value.expand(*observation.shape[:-1], 3)
+
+
+def listed(agent: Agent) -> List:
+    entries = List([1, 2])
+    entries.agent = agent
+    return entries
+
+
+def hooked(agent: Agent, *, before: bool) -> nn.Module:
+    module = nn.Identity()
+    if before:
+        module.register_forward_pre_hook(lambda module, args: (agent.get_action(args[0]),))
+    else:
+        module.register_forward_hook(lambda module, args, output: agent.get_action(output))
+    return module
+
+
 #: Made anew, with another value, wherever this module is imported.
 GLOBAL_AGENT = Agent(torch.rand(()).item() + 100)
 
@@ -99,6 +156,15 @@ HIDING: dict[str, Callable[[Agent], Any]] = {
     ),
     "callable": lambda agent: in_module(Player(agent)),
     "callable, bare": lambda agent: Player(agent),
+    "deque": lambda agent: in_module(functools.partial(act_with_first, collections.deque([agent]))),
+    "set": lambda agent: in_module(functools.partial(act_with_first, {agent})),
+    "keys": lambda agent: in_module(functools.partial(act_with_first, {agent: 0.5})),
+    "iterator": lambda agent: in_module(functools.partial(act_with_first, itertools.repeat(agent))),
+    "subclass of list": lambda agent: in_module(listed(agent)),
+    "forward hook": lambda agent: in_module(hooked(agent, before=False)),
+    "forward pre-hook": lambda agent: in_module(hooked(agent, before=True)),
+    "private slots": lambda agent: in_module(Private(agent)),
+    "reset and step": lambda agent: in_module(Recurrent(agent).step),
     "slots": lambda agent: in_module(Slotted(agent).act),
 }
 
@@ -111,3 +177,6 @@ class TwoNets:
 
     def __call__(self, observation: torch.Tensor) -> torch.Tensor:
         return self.again.get_action(observation) * self.scale.get_action(observation)
+
+
+import hidden_networks  # noqa: E402 (each uses the other)

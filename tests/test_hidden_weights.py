@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
+import hidden_networks
 import hidden_policies
 from counting import make_counting
 from hidden_policies import HIDING, Agent, TwoNets, act_with_global, in_module
-from swath.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from swath.collectors import Collector, Evaluator, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.envs import GymWrapper
 from swath.weight_update.hidden import HiddenWeights
+from swath.weight_update.loads import is_read
+from swath.weight_update.weights import require_findable
 
 pytestmark = pytest.mark.processes
 
@@ -71,6 +77,23 @@ def test_a_network_that_a_function_finds_by_its_name() -> None:
         assert acts(collector, 1) == 8
 
 
+@pytest.mark.parametrize("how", hidden_networks.BY_NAME)
+def test_a_network_that_a_policy_finds_by_its_name(how: str) -> None:
+    network = hidden_networks.NET
+    network.set(1)
+    policy = hidden_networks.by_name(how)
+    policy(TensorDict({"observation": torch.zeros(1, 4)}, [1]))
+    with MultiAsyncCollector(
+        [make_counting] * 2, policy, frames_per_batch=6, num_workers=1, track_policy_version=True
+    ) as collector:
+        assert acts(collector, 0) == 1
+        network.set(2)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 2
+        collector.update_policy_weights_(Agent(3))
+        assert acts(collector, 2) == 3
+
+
 def test_several_modules_that_are_hidden_in_one_policy() -> None:
     agent, scale = Agent(2), Agent(3)
     with MultiSyncCollector(
@@ -115,6 +138,25 @@ def test_hidden_weights_on_nodes() -> None:
         assert acts(collector, 1) == 2
 
 
+def test_a_network_that_a_policy_finds_by_its_name_on_nodes() -> None:
+    network = hidden_networks.NET
+    network.set(1)
+    with DistributedCollector(
+        [make_counting],
+        hidden_networks.by_name("registered and by name"),
+        frames_per_batch=6,
+        launcher="mp",
+        backend="gloo",
+        track_policy_version=True,
+    ) as collector:
+        assert acts(collector, 0) == 1
+        network.set(2)
+        collector.update_policy_weights_()
+        assert acts(collector, 1) == 2
+        collector.update_policy_weights_(Agent(3))
+        assert acts(collector, 2) == 3
+
+
 def test_hidden_weights_in_one_process() -> None:
     agent = Agent(1.0)
     with Collector(make_counting(), in_module(agent.get_action), frames_per_batch=6, track_policy_version=True) as own:
@@ -122,6 +164,15 @@ def test_hidden_weights_in_one_process() -> None:
         own.update_policy_weights_(Agent(2))
         assert acts(own, 1) == 2
         assert agent.value[0] == 2
+
+
+def test_an_evaluation_changes_no_weights_that_are_trained() -> None:
+    network = hidden_networks.NET
+    network.set(1)
+    with Evaluator(make_counting, hidden_networks.by_name("forward"), num_trajectories=1, max_steps=3) as evaluator:
+        with pytest.raises(RuntimeError, match=r"uses 'hidden_networks:NET\.value', which cannot be copied .*register"):
+            evaluator.evaluate({"hidden_networks:NET.value": torch.zeros(3)})
+        assert bool((network.value == 1).all())
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -187,8 +238,60 @@ def test_policies_without_weights_may_be_updated() -> None:
     assert not HiddenWeights(lambda observation: env.rand_action()).tensors
 
 
+def test_networks_without_an_order_are_refused() -> None:
+    class Crowd:
+        def __init__(self, *agents: Agent, **named: Agent) -> None:
+            self.agents = set(agents)
+            self.named = named
+
+        def __call__(self, observation: torch.Tensor) -> torch.Tensor:
+            return sum((agent(observation) for agent in self.agents), torch.zeros(3))
+
+    one, other = Agent(1), Agent(2)
+    with pytest.raises(
+        ValueError, match=r"several networks of module\.agents, .* another order .*: keep them in a list"
+    ):
+        MultiSyncCollector([make_counting] * 2, in_module(Crowd(one, other)), frames_per_batch=6)
+    assert sorted(HiddenWeights(Crowd(one, other, first=one)).tensors) == ["agents.entry.value", "named.first.value"]
+
+
+def test_only_what_code_loads_is_looked_at() -> None:
+    def uses_modules(observation: torch.Tensor) -> torch.Tensor:
+        json.dumps({"NET": 1})
+        cloudpickle.dumps(observation)
+        return hidden_networks.random.random() * nn.functional.relu(torch.zeros(3))
+
+    assert not HiddenWeights(uses_modules).tensors
+    assert not HiddenWeights(hidden_networks.Untrained()).tensors
+    assert not HiddenWeights(hidden_networks.Untrained().act).tensors
+
+
+def test_code_of_packages_that_have_no_networks_is_not_read() -> None:
+    assert [
+        is_read(name) for name in ("cloudpickle.cloudpickle", "torch.nn", "json", "hidden_networks", "nowhere")
+    ] == [*(False, False, False, True, True)]
+
+
+def test_policies_that_go_round_in_circles_or_are_deep() -> None:
+    chain: Any = Agent(1)
+    for _ in range(3000):
+        chain = [chain]
+    chain.append(chain)
+    (name,) = HiddenWeights(lambda observation: chain).tensors
+    assert name.count(".0") == 3000
+
+
+def test_policies_without_an_end_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swath.weight_update.hidden._MOST_THINGS", 100)
+    things = [[number] for number in range(200)]
+    with pytest.warns(RuntimeWarning, match="not all were looked at"):
+        require_findable(lambda observation: things)
+
+
 def test_envs_are_not_looked_into() -> None:
     class Env(nn.Linear):
+        observation_space = None
+
         def reset(self) -> None: ...
 
         def step(self) -> None: ...

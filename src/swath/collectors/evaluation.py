@@ -22,6 +22,7 @@ from torch import nn
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import pad_trajectories
 from swath.envs.making import make_env
+from swath.weight_update.hidden import HiddenWeights
 
 Key = str | tuple[str, ...]
 
@@ -103,6 +104,7 @@ class Evaluation:
             Interrupted: it was told to stop.
         """
         if weights is not None:
+            self._require_own_weights()
             self._collector.update_policy_weights_(weights=weights)
         started = time.perf_counter()
         self._collector.reset()
@@ -114,6 +116,19 @@ class Evaluation:
         if self._plan.dump_video:
             dump_videos(self._collector.env)
         return metrics
+
+    def _require_own_weights(self) -> None:
+        """What the policy finds by name was not copied with it: weights that are put there would be the trainer's."""
+        if self._has_own_process or self._plan.policy is None:
+            return
+        trained = set(map(id, HiddenWeights(self._plan.policy).tensors.values()))
+        for name, tensor in HiddenWeights(self._collector.policy).tensors.items():
+            if id(tensor) in trained:
+                raise RuntimeError(
+                    f"the policy uses {name!r}, which cannot be copied with it, so that an evaluation in this process "
+                    "would change the weights that are trained: register the network (self.net = net), or give "
+                    "policy_factory and backend='process'"
+                )
 
     def _play(self) -> tuple[list[TensorDictBase], int]:
         ledger = EpisodeLedger(self._quotas, self._plan.done_key)

@@ -35,12 +35,12 @@ from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import (
     choose_sources,
     copied_policy,
-    fitting_weights,
     has_weights,
     load_own_policy,
     require_findable,
     require_no_weights,
     save_own_policy,
+    weights_for_copies,
 )
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
@@ -583,12 +583,9 @@ class MultiCollector(BaseCollector):
                 raise ValueError("a weight_updater knows one model: model_id and weights_dict need weight_sync_schemes")
             self._updater.push_weights(sources["policy"], worker_ids)
             return
-        for name in sources:
-            if name in self._schemes:
-                self._check_source(name, sources[name])
-            else:
-                self._refuse_model(name, sources[name])
-        sent = {name: source for name, source in sources.items() if name in self._schemes}
+        for name in sources.keys() - self._schemes.keys():
+            self._refuse_model(name, sources[name])
+        sent = {name: self._checked_source(name, sources[name]) for name in sources if name in self._schemes}
         # All that can be wrong is found out before anything is sent, or counted.
         for name, source in sent.items():
             addressed = self._schemes[name]._addressed(list(source) if is_per_worker(source) else worker_ids)
@@ -608,7 +605,8 @@ class MultiCollector(BaseCollector):
             )
         require_no_weights(self.policy)
 
-    def _check_source(self, name: str, source: Any) -> None:
+    def _checked_source(self, name: str, source: Any) -> Any:
+        """What is sent for a source: before any worker gets some of it, that it fits."""
         if source is None and name == "policy" and self.policy is None:
             raise RuntimeError(
                 "update_policy_weights_: the policy was made by policy_factory in the workers, so there are no weights "
@@ -617,14 +615,17 @@ class MultiCollector(BaseCollector):
         if source is None and name == "policy":
             require_findable(self.policy)
         if source is not None and name == "policy" and self.policy is not None:
-            for each in source.values() if is_per_worker(source) else [source]:
-                fitting_weights(self.policy, each)  # before any worker gets some of it
+            if is_per_worker(source):
+                return {worker: weights_for_copies(self.policy, each) for worker, each in source.items()}
+            return weights_for_copies(self.policy, source)
+        return source
 
     def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
         """Weights of the policy, for updaters."""
         if "policy" not in self._schemes:
             self._refuse_model("policy", weights)
         with self._while_open():
+            weights = self._checked_source("policy", weights)
             self._policy_version += 1
             self._schemes["policy"].send(weights, worker_ids, version=self._policy_version)
 

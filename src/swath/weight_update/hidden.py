@@ -1,35 +1,51 @@
 """Weights that a policy uses and its ``state_dict()`` does not know of.
 
 A ``TensorDictModule`` over a bound method, a lambda over a network, a ``functools.partial``, an object with a
-``__call__``: the network is not registered anywhere, but what calls it has a way to it, and that way is gone here. The
-same way leads to the worker's copy of it, so that weights can be named after it.
+``__call__``, a ``forward`` that uses a global: the network is not registered anywhere, but what calls it has a way to
+it, and that way is gone here. The same way leads to the worker's copy of it, so that weights can be named after it.
+
+What is found by the name of a module is another object where that module is imported, even if it is the same here as
+something that is copied. So each module is a home of its own: what is found in two of them has two names.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
-import itertools
-import sys
+import collections
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
 from torch import nn
 
-#: Whose functions and objects have no weights of the user, or are modules.
-_LIBRARIES = frozenset({"torch", "tensordict", "torchrl", "numpy", "gymnasium", "swath", "ray"})
+from swath.weight_update.inside import cells, class_parts, imported, is_closed, is_env, parts, unordered_parts
+from swath.weight_update.loads import is_read, loads_of
+
 _PLAIN = (
-    *(str, bytes, bool, int, float, complex, type(None), type, types.ModuleType, range, slice, set, frozenset),
+    *(str, bytes, bool, int, float, complex, type(None), range, slice, types.CodeType, types.FrameType),
+    *(types.MemberDescriptorType, types.GetSetDescriptorType, types.TracebackType),
     *(torch.dtype, torch.device, torch.Size, torch.Generator, torch.optim.Optimizer),
 )
-#: Of a module: what it has besides its own attributes.
-_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
-#: Where a policy has no end: so many things are looked at, and so many entries of a container.
-_MOST_THINGS = 10_000
-_MOST_ENTRIES = 1_000
+#: Of a module: what it has besides its own attributes; and of its hooks, those that act.
+_OF_MODULES = frozenset(vars(nn.Module()))
+_ACTING_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_CONTAINERS = frozenset({list, tuple, dict})
+#: Where a policy has no end.
+_MOST_THINGS = 100_000
+
+
+class Place(NamedTuple):
+    """Where something was found: its name, and the module by whose name; none for what is copied with the policy."""
+
+    path: str = ""
+    home: str = ""
+
+    def at(self, name: str) -> Place:
+        return Place(f"{self.path}.{name}" if self.path and name else self.path or name, self.home)
+
+    @classmethod
+    def in_module(cls, module: str, name: str) -> Place:
+        return cls(f"{module}:{name}", module)
 
 
 class HiddenWeights:
@@ -40,125 +56,202 @@ class HiddenWeights:
     """
 
     def __init__(self, policy: Any) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
         #: Paths of the modules, each with a dot at its end.
         self.roots: list[str] = []
         #: What could not be looked into.
         self.opaque: list[str] = []
-        self._seen: set[int] = set()
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._seen: set[tuple[str, int]] = set()
         #: What was made only to be looked at, so that no number is used twice.
         self._alive: list[Any] = []
+        self._todo: collections.deque[tuple[Any, Place]] = collections.deque()
+        #: Classes and modules that code can get at, and what it may take of them.
+        self._classes: dict[type, bool] = {}
+        self._modules: dict[str, types.ModuleType] = {}
+        self._names: set[str] = set()
+        #: Of kinds of things, what takes time to find out.
+        self._envs: dict[type, bool] = {}
+        self._plain: dict[type, bool] = {}
+        self._sets: list[tuple[list[Any], Place]] = []
+        self._unordered: list[str] = []
         if isinstance(policy, nn.Module):
-            self._look_into_module(policy, "")
+            self._is_new(policy, Place())
+            self._look_into_module(policy, Place())
         else:
-            self._look_at(policy, "")
+            self._look_at(policy, Place())
+        self._finish()
 
-    def _look_at(self, thing: Any, path: str) -> None:
-        if isinstance(thing, _PLAIN) or id(thing) in self._seen or len(self._seen) > _MOST_THINGS:
-            return
-        self._seen.add(id(thing))
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that were found, by path.
+
+        Raises:
+            ValueError: which is which cannot be told in another process.
+        """
+        if self._unordered:
+            raise ValueError(
+                f"the policy uses several networks of {self._unordered[0]}, which has another order in every process, "
+                "so that their weights cannot be told apart: keep them in a list, a dict or an nn.ModuleList"
+            )
+        return self._tensors
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there was more than is looked at."""
+        return len(self._seen) >= _MOST_THINGS
+
+    # -- the way ---------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        while not self.is_cut and (self._todo or self._follow_names() or self._open_set()):
+            self._drain()
+
+    def _drain(self) -> None:
+        while self._todo:
+            self._look_at(*self._todo.popleft())
+
+    def _is_new(self, thing: Any, place: Place) -> bool:
+        mark = (place.home, id(thing))
+        if mark in self._seen:
+            return False
+        if self.is_cut:
+            return False
+        self._seen.add(mark)
         self._alive.append(thing)
-        if _is_env(thing):
+        return True
+
+    def _look_at(self, thing: Any, place: Place) -> None:
+        if self._is_plain(thing) or not self._is_new(thing, place):
             return
-        if isinstance(thing, nn.Module):
-            self._add(_registered(thing), path)
-            self.roots.append(f"{path}." if path else "")
-            self._look_into_module(thing, path)
+        if type(thing) in _CONTAINERS:
+            self._look_later(parts(thing), place)
+        elif self._is_env(type(thing)):
+            return
+        elif isinstance(thing, nn.Module):
+            self._add(_registered(thing), place)
+            self.roots.append(f"{place.path}." if place.path else "")
+            self._look_into_module(thing, place)
         elif isinstance(thing, torch.Tensor):
             if thing.requires_grad:
-                self._add({"": thing}, path)
+                self._add({"": thing}, place)
+        elif isinstance(thing, types.ModuleType):
+            self._reach_module(thing)
+        elif isinstance(thing, type):
+            self._reach_class(thing, is_made=True)
         else:
-            for name, inner in self._inside(thing, path):
-                self._look_at(inner, f"{path}.{name}" if path else name)
+            self._look_into(thing, place)
 
-    def _look_into_module(self, module: nn.Module, path: str) -> None:
-        """What its submodules have as plain attributes."""
-        for name, each in module.named_modules():
-            self._seen.add(id(each))
-            prefix = ".".join(filter(None, (path, name)))
-            for attribute, value in list(vars(each).items()):
-                if attribute not in _OF_MODULES and not attribute.endswith("_hooks"):
-                    self._look_at(value, f"{prefix}.{attribute}" if prefix else attribute)
-
-    def _add(self, tensors: Mapping[str, torch.Tensor], path: str) -> None:
-        for name, tensor in tensors.items():
-            full = ".".join(filter(None, (path, name)))
-            while full in self.tensors:
-                full += "_"
-            self.tensors[full] = tensor
-
-    def _inside(self, thing: Any, path: str) -> Iterator[tuple[str, Any]]:
-        """The parts of something, by name."""
-        if isinstance(thing, functools.partial):
-            return iter({"func": thing.func, "args": thing.args, "keywords": thing.keywords}.items())
-        if isinstance(thing, types.MethodType):
-            return iter({"self": thing.__self__, "function": thing.__func__}.items())
-        if isinstance(thing, types.FunctionType):
-            return _of_function(thing)
-        if isinstance(thing, (list, tuple)):
-            return ((str(index), entry) for index, entry in enumerate(thing[:_MOST_ENTRIES]))
-        if isinstance(thing, TensorDictBase):
-            return ((".".join((key,) if isinstance(key, str) else key), leaf) for key, leaf in thing.items(True, True))
-        if isinstance(thing, Mapping):
-            return ((str(key), entry) for key, entry in itertools.islice(thing.items(), _MOST_ENTRIES))
-        return self._of_object(thing, path)
-
-    def _of_object(self, thing: Any, path: str) -> Iterator[tuple[str, Any]]:
+    def _is_plain(self, thing: Any) -> bool:
         kind = type(thing)
-        root = kind.__module__.partition(".")[0]
-        if hasattr(thing, "__wrapped__"):
-            yield "__wrapped__", thing.__wrapped__
-        if isinstance(thing, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            if not isinstance(thing.__self__, types.ModuleType):
-                yield "self", thing.__self__
+        if kind not in self._plain:
+            self._plain[kind] = isinstance(thing, _PLAIN)
+        return self._plain[kind]
+
+    def _is_env(self, kind: type) -> bool:
+        if kind not in self._envs:
+            self._envs[kind] = is_env(kind)
+        return self._envs[kind]
+
+    def _look_into(self, thing: Any, place: Place) -> None:
+        kind = type(thing)
+        if is_closed(thing):
+            self.opaque.append(f"{place.path or 'the policy'} ({kind.__module__}.{kind.__qualname__})")
+        if isinstance(thing, types.FunctionType):
+            if "<" not in thing.__qualname__:  # it may be imported there, with all that it has
+                place = Place.in_module(thing.__module__ or "", thing.__qualname__)
+            self._read(thing)
+        else:
+            self._reach_class(kind, is_made=False)
+        if entries := unordered_parts(thing):
+            self._sets.append((entries, place))
+        self._look_later(parts(thing), place)
+
+    def _look_later(self, named: Iterable[tuple[str, Any]], place: Place) -> None:
+        self._todo.extend((part, place.at(name)) for name, part in named if not self._is_plain(part))
+
+    def _look_into_module(self, module: nn.Module, place: Place) -> None:
+        """What its submodules have as plain attributes, and what their code uses."""
+        for name, each in module.named_modules():
+            if each is not module and not self._is_new(each, place):
+                continue
+            self._reach_class(type(each), is_made=False)
+            inner = place.at(name)
+            own = vars(each)
+            self._look_later([(name, own[name]) for name in own if name not in _OF_MODULES], inner)
+            for hooks in _ACTING_HOOKS:  # their keys are numbers that each process counts for itself
+                self._look_later([(f"{hooks}.{n}", hook) for n, hook in enumerate(own.get(hooks, {}).values())], inner)
+
+    def _add(self, tensors: Mapping[str, torch.Tensor], place: Place) -> None:
+        for name, tensor in tensors.items():
+            full = place.at(name).path
+            while full in self._tensors:
+                full += "_"
+            self._tensors[full] = tensor
+
+    # -- code ------------------------------------------------------------------------------------------------------
+
+    def _read(self, function: types.FunctionType) -> None:
+        """What a function gets by name: globals, attributes of modules, what it imports."""
+        module = str(function.__globals__.get("__name__"))
+        if not is_read(module):
             return
-        if root in _LIBRARIES or (root in sys.stdlib_module_names and kind is not types.SimpleNamespace):
-            return
-        names = [name for base in kind.__mro__ for name in _slots(base)]
-        if not hasattr(thing, "__dict__") and not names and callable(thing):
-            self.opaque.append(f"{path or 'the policy'} ({kind.__module__}.{kind.__qualname__})")
-        for name in names:
-            if hasattr(thing, name):
-                yield name, getattr(thing, name)
-        yield from list(getattr(thing, "__dict__", {}).items())
-        call = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
-        if isinstance(call, types.FunctionType):
-            yield "__call__", call
+        loads, closure = loads_of(function.__code__), cells(function)
+        self._names |= loads.names
+        for name, *attributes in loads.chains:
+            if name in closure:
+                if isinstance(closure[name], types.ModuleType):
+                    self._follow(closure[name], attributes, Place())
+            elif name in function.__globals__:
+                self._follow(function.__globals__[name], attributes, Place.in_module(module, name))
+        for level, name in loads.imports:
+            self._reach_module(imported(function, level, name))
 
+    def _follow(self, thing: Any, attributes: list[str], place: Place) -> None:
+        """Through modules; what is in objects and classes is found without."""
+        while isinstance(thing, types.ModuleType) and attributes:
+            if not is_read(thing.__name__):
+                return
+            name, *attributes = attributes
+            place = Place.in_module(thing.__name__, name)
+            thing = vars(thing).get(name, vars(thing).get("__getattr__"))
+        self._todo.append((thing, place))
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield "defaults", function.__defaults__ or ()
-    yield "keyword_defaults", function.__kwdefaults__ or {}
-    yield from list(vars(function).items())
-    root = (function.__module__ or "").partition(".")[0]
-    if root not in _LIBRARIES and (root == "__main__" or root not in sys.stdlib_module_names):
-        for name in sorted(_globals_used(function.__code__)):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
+    def _reach_module(self, module: types.ModuleType | None) -> None:
+        if module is not None and is_read(module.__name__):
+            self._modules[module.__name__] = module
 
+    def _reach_class(self, kind: type, *, is_made: bool) -> None:
+        if is_read(kind.__module__) and not self._is_env(kind):
+            self._classes[kind] = self._classes.get(kind, False) or is_made
 
-def _globals_used(code: types.CodeType) -> set[str]:
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _globals_used(constant)
-    return names
+    def _follow_names(self) -> bool:
+        """Methods and attributes of classes, and what modules have, that the code read so far may ask for."""
+        for kind, is_made in self._classes.items():
+            for base, name, value in class_parts(kind, self._names, is_made=is_made):
+                self._todo.append((value, Place.in_module(base.__module__, f"{base.__qualname__}.{name}")))
+        for name, module in self._modules.items():
+            for attribute in sorted(self._names & vars(module).keys()):
+                self._todo.append((vars(module)[attribute], Place.in_module(name, attribute)))
+        self._todo = collections.deque(entry for entry in self._todo if not self._is_done(*entry))
+        return bool(self._todo)
 
+    def _is_done(self, thing: Any, place: Place) -> bool:
+        return self._is_plain(thing) or (place.home, id(thing)) in self._seen
 
-def _slots(kind: type) -> list[str]:
-    slots = vars(kind).get("__slots__", ())
-    return [name for name in ([slots] if isinstance(slots, str) else slots) if name not in ("__dict__", "__weakref__")]
-
-
-def _is_env(thing: Any) -> bool:
-    """Envs may be modules, too, and what they have in them is their own."""
-    kind = type(thing)
-    return callable(getattr(kind, "reset", None)) and callable(getattr(kind, "step", None))
+    def _open_set(self) -> bool:
+        """When all else was found: one network that nothing else leads to can be told, more cannot."""
+        if not self._sets:
+            return False
+        entries, place = self._sets.pop(0)
+        num_hiding = 0
+        for entry in entries:
+            before = len(self._tensors)
+            self._look_at(entry, place.at("entry"))
+            self._drain()
+            num_hiding += len(self._tensors) > before
+        if num_hiding > 1:
+            self._unordered.append(place.path or "the policy")
+        return True
 
 
 def _registered(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +89,13 @@ def require_findable(policy: Any) -> None:
         RuntimeError: it has something in it that cannot be looked into, and no weights were found beside it.
     """
     hidden = HiddenWeights(policy)
+    if hidden.is_cut:
+        warnings.warn(
+            "update_policy_weights_: the policy leads to so many objects that not all were looked at; networks among "
+            "the others are not sent. Register networks (self.net = net), and keep data out of the policy",
+            RuntimeWarning,
+            stacklevel=5,
+        )
     if hidden.opaque and not _own_tensors(policy):
         raise RuntimeError(
             f"update_policy_weights_: cannot look into {hidden.opaque[0]} of the policy, so what it has of weights "
@@ -146,6 +154,26 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
     Raises:
         KeyError, ValueError: these are not weights of this policy.
     """
+    own, given = _fitting(policy, source)
+    return [(own[name], tensor) for name, tensor in given.items()]
+
+
+def weights_for_copies(policy: Any, source: Any) -> Any:
+    """Weights that were given for a policy, as its copies elsewhere take them.
+
+    What is one network here, under two names, may be two of them there: one that was copied, and one that was imported.
+
+    Raises:
+        KeyError, ValueError: these are not weights of this policy.
+    """
+    own, given = _fitting(policy, source)
+    values = {id(own[name]): tensor for name, tensor in given.items()}
+    everywhere = {name: values[id(tensor)] for name, tensor in own.items() if id(tensor) in values}
+    return everywhere if len(everywhere) > len(given) else source
+
+
+def _fitting(policy: Any, source: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A policy's tensors, and what was given for them, by the policy's names."""
     if not has_weights(policy):
         raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
     own = flat_weights(policy)
@@ -175,7 +203,7 @@ def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.
                 f"{tuple(own[name].shape)}"
             )
         require_exact(name, tensor.dtype, own[name].dtype)
-    return [(own[name], tensor) for name, tensor in given.items()]
+    return own, given
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:

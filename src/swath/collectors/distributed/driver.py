@@ -34,13 +34,13 @@ from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
     choose_sources,
     copied_policy,
-    fitting_weights,
     flat_weights,
     has_weights,
     load_own_policy,
     require_findable,
     require_no_weights,
     save_own_policy,
+    weights_for_copies,
 )
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
@@ -605,9 +605,8 @@ class NodesCollector(BaseCollector):
             weights = policy_weights
         self._require_open()
         sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
-        for name, source in sources.items():
-            self._check_source(name, source)
-        sent = {name: source for name, source in sources.items() if name in self._schemes}
+        checked = {name: self._checked_source(name, source) for name, source in sources.items()}
+        sent = {name: source for name, source in checked.items() if name in self._schemes}
         if not sent:
             return
         nodes = None if worker_ids is None else [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
@@ -621,7 +620,8 @@ class NodesCollector(BaseCollector):
             for name, source in sent.items():
                 self._send(name, source, nodes, self._policy_version)
 
-    def _check_source(self, name: str, source: Any) -> None:
+    def _checked_source(self, name: str, source: Any) -> Any:
+        """What is sent for a source: before any node gets some of it, that it fits."""
         if name not in self._schemes:
             if name != "policy":
                 known = ", ".join(map(repr, self._schemes)) or "none"
@@ -631,7 +631,7 @@ class NodesCollector(BaseCollector):
                     f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
                 )
             require_no_weights(self.policy)
-            return
+            return None
         if source is None and (name != "policy" or self.policy is None):
             raise RuntimeError(
                 "update_policy_weights_: the policy was made by policy_factory on the nodes, so there are no weights "
@@ -640,7 +640,8 @@ class NodesCollector(BaseCollector):
         if source is None and name == "policy":
             require_findable(self.policy)
         if source is not None and name == "policy" and self.policy is not None:
-            fitting_weights(self.policy, source)  # before any node gets some of it
+            return weights_for_copies(self.policy, source)
+        return source
 
     def _send(self, name: str, source: Any, nodes: Sequence[int] | None, version: int) -> None:
         self._schemes[name].send_to(_tensors(self.policy if source is None else source), nodes, version)
