@@ -131,10 +131,14 @@ def listed(agent: Agent) -> List:
 
 def hooked(agent: Agent, *, before: bool) -> nn.Module:
     module = nn.Identity()
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        return agent.get_action(output)
+
     if before:
         module.register_forward_pre_hook(lambda module, args: (agent.get_action(args[0]),))
     else:
-        module.register_forward_hook(lambda module, args, output: agent.get_action(output))
+        module.register_forward_hook(after)
     return module
 
 
