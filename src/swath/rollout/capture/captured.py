@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -35,8 +35,10 @@ LAST_WAIT = 4096
 PROBATION = 3
 #: The share of the time that goes to checking a trusted program.
 CHECKING = 0.005
-#: A program that is left so many times, and for most of the time, is dropped.
-MAX_BAIL_OUTS = 16
+#: Ways through the policy's code that are recorded, one after the other.
+MAX_PATHS = 4
+#: A path that is left so many times, and for most of the time, is dropped.
+MAX_TRIES = 16
 MOST = 0.8
 
 
@@ -61,22 +63,38 @@ class Called:
         self.write(t, self.call(self.inputs_at(t)))
 
 
+@dataclass(eq=False)
+class _Path:
+    """One way through the policy's code: what the values that it looks at make it do."""
+
+    program: Program
+    watch: Watch
+    act: Callable[[int], None] = field(init=False)
+    #: Rows on which program and call agreed.
+    agreed: int = 0
+    tried: int = 0
+
+    @property
+    def is_trusted(self) -> bool:
+        return self.agreed >= PROBATION
+
+
 class CapturedPolicy:
     """One policy on one strip; ``prepared()`` gives the function for the steps to come."""
 
     def __init__(self, called: Called) -> None:
         self._called = called
-        self._program: Program | None = None
-        self._act: Callable[[int], None] = called.act
-        self._watch: Watch | None = None
+        #: In the order in which they are tried: a program that finds another value than it knows leaves the row to the
+        #: next one, and the last one to the call.
+        self._paths: list[_Path] = []
+        self._max_paths = MAX_PATHS
         self._ambient: tuple[Any, ...] = ()
         self._stage: Callable[[int], None] = self._warm_up
         self._wait = self._next_wait = FIRST_WAIT
-        self._agreed = 0
         self._turn = 0
-        #: Where the program was left while it was being compared; how often it was left since, and for how long.
-        self._left_at: str | None = None
         self._is_comparing = False
+        self._was_left = False
+        #: Calls since the last look, because no path fitted, and how long they took.
         self._bail_outs = 0
         self._bail_out_s = 0.0
         self._first_bail_out = 0.0
@@ -87,34 +105,35 @@ class CapturedPolicy:
     def prepared(self) -> Callable[[int], None]:
         """What to call in the steps to come: looks at all that may have changed since."""
         self._bail_outs, self._bail_out_s = 0, 0.0
-        if self._program is not None:
+        if self._paths:
             changed = self._what_changed()
             if changed is not None:
                 self._drop(f"{changed} was changed")
-            elif self._stage == self._act and perf_counter() - self._checked > self._cost_s / CHECKING:
+            elif self._stage == self._paths[0].act and perf_counter() - self._checked > self._cost_s / CHECKING:
                 self._turn = (self._turn + 37) % 128
                 self._wait = self._turn
                 self._stage = self._until_checked
-        if self._stage == self._act or self._stage == self._called.act:
-            return self._stage
-        return self._in_stages
+        is_settled = self._stage == self._called.act or (self._paths and self._stage == self._paths[0].act)
+        return self._stage if is_settled else self._in_stages
 
     def describe(self) -> str:
         """How the policy is called, in words."""
-        if self._program is None or self._stage == self._warm_up:
+        if not self._paths:
             return f"called as it is: {self.reason}"
-        checks = len(self._program.statements) - self._program.num_operations
-        more = f", {checks} values looked at" if checks else ""
-        return f"captured, {self._program.num_operations} operations{more}"
+        programs = [path.program for path in self._paths if path.is_trusted]
+        if not programs:
+            return "called as it is: what was captured is being compared with it"
+        counts = " or ".join(str(program.num_operations) for program in programs)
+        checks = max(len(program.statements) - program.num_operations for program in programs)
+        return f"captured, {counts} operations" + (f", {checks} values looked at" if checks else "")
 
     def _in_stages(self, t: int) -> None:
         self._stage(t)
 
     def _what_changed(self) -> str | None:
-        assert self._watch is not None
         if self._ambient != ambient():
             return "the exploration type, autocast or another setting of torch"
-        return self._watch.changed()
+        return next((changed for path in self._paths if (changed := path.watch.changed()) is not None), None)
 
     # -- stages -----------------------------------------------------------------------------------------------------
 
@@ -122,52 +141,69 @@ class CapturedPolicy:
         self._called.act(t)
         self._wait -= 1
         if self._wait <= 0:
-            self._stage = self._record
+            self._stage = self._first
 
-    def _record(self, t: int) -> None:
-        called, started = self._called, perf_counter()
-        inputs = called.inputs_at(t)
-        recording = record(functools.partial(called.call, inputs))
-        called.write(t, recording.result)
+    def _first(self, t: int) -> None:
+        started = perf_counter()
         try:
-            if recording.refusals:
-                raise NotCapturable(recording.refusals[0])
-            self._watch = watch(called.roots, recording)
-            self._ambient = ambient()
-            known = self._watch.tensor_ids
-            self._program = program_of(recording, inputs, recording.result, known)
-            self._act = self._program.bound(called.input_rows, called.output_rows, self._bail_out)
+            self._record(t)
         except NotCapturable as error:
             self._give_up(str(error))
             return
-        self._agreed = 0
-        self._stage = self._on_probation
+        self._stage = self._on_trial
         self._cost_s = perf_counter() - started
 
-    def _on_probation(self, t: int) -> None:
-        difference = self._compare(t)
+    def _record(self, t: int) -> None:
+        """The call of step t, as one more path."""
+        called = self._called
+        inputs = called.inputs_at(t)
+        recording = record(functools.partial(called.call, inputs))
+        called.write(t, recording.result)
+        if recording.refusals:
+            raise NotCapturable(recording.refusals[0])
+        seen = watch(called.roots, recording)
+        self._ambient = ambient()
+        path = _Path(program_of(recording, inputs, recording.result, seen.tensor_ids), seen)
+        leave = functools.partial(self._leave, path)
+        path.act = path.program.bound(called.input_rows, called.output_rows, leave)
+        self._paths.append(path)
+
+    def _on_trial(self, t: int) -> None:
+        self._on_probation(self._paths[0], t)
+
+    def _on_probation(self, path: _Path, t: int) -> None:
+        path.tried += 1
+        difference = self._compare(path.act, [path], t)
+        if self._was_left:
+            if path.tried > MAX_TRIES and path is self._paths[0]:
+                self._give_up("what it does depends on values that are different in every step")
+            self._beyond(path, t)
+            return
         changed = self._what_changed()
         if changed is not None:
             self._give_up(f"its call changes {changed}")
-        elif self._left_at is not None:
-            self._give_up(f"it branches on a tensor's value ({self._left_at})")
         elif difference is not None:
             self._give_up(f"captured, it would give another {difference}")
         else:
-            self._agreed += 1
-            if self._agreed >= PROBATION:
+            path.agreed += 1
+            if path.is_trusted and not self._paths[0].is_trusted:
+                self._paths.remove(path)
+                self._paths.insert(0, path)
+            if self._paths[0].is_trusted:
                 self._since = self._checked = perf_counter()
-                self._stage = self._act
+                self._stage = self._paths[0].act
 
     def _until_checked(self, t: int) -> None:
         if self._wait > 0:
             self._wait -= 1
-            self._act(t)
+            self._paths[0].act(t)
             return
         started = perf_counter()
-        difference = self._compare(t)
-        self._stage = self._act
-        if difference is not None and self._left_at is None:
+        self._stage = self._paths[0].act
+        difference = self._compare(self._stage, self._paths, t)
+        if self._was_left:
+            self._beyond(self._paths[-1], t)
+        elif difference is not None:
             ago = perf_counter() - self._checked
             raise CaptureError(
                 f"the captured policy gives another {difference} than calling it does. Both were equal {ago:.0f} s "
@@ -179,14 +215,16 @@ class CapturedPolicy:
 
     # -- both ways --------------------------------------------------------------------------------------------------
 
-    def _compare(self, t: int) -> str | None:
-        """Program and call on row t; the call's results stay. What is different, if anything is."""
-        assert self._program is not None
-        states, changes = _random_states(), self._program.changes
+    def _compare(self, act: Callable[[int], None], paths: Sequence[_Path], t: int) -> str | None:
+        """Program and call on row t; the call's results stay. What is different, if anything is.
+
+        If the program was left (``_was_left``), it is as if it had not run, and no call was made.
+        """
+        states, changes = _random_states(), [tensor for path in paths for tensor in path.program.changes]
         before = [tensor.clone() for tensor in changes]
-        self._left_at, self._is_comparing = None, True
+        self._was_left, self._is_comparing = False, True
         try:
-            self._act(t)
+            act(t)
         finally:
             self._is_comparing = False
         ours = [rows[t].clone() for rows in self._called.output_rows]
@@ -195,27 +233,50 @@ class CapturedPolicy:
         for tensor, value in zip(changes, before, strict=True):
             tensor.copy_(value)
         _restore(states)
+        if self._was_left:
+            return None
         self._called.plainly(t)
         theirs = [*(rows[t] for rows in self._called.output_rows), *changes]
         if not all(map(_same_bits, ours, theirs)):
             return "result"
         return None if all(map(torch.equal, our_states, _random_states())) else "random state"
 
-    def _bail_out(self, t: int, where: str = "an operation that raised") -> None:
-        if self._is_comparing:
-            self._left_at = where
-            return
-        if self._program is None:  # dropped, in the midst of a batch
-            self._called.act(t)
-            return
+    def _leave(self, path: _Path, t: int, where: str = "an operation that raised") -> None:
+        """The path found another value than it knows."""
+        following = self._after(path)
+        if following is not None and following.is_trusted:
+            following.act(t)
+        elif self._is_comparing:
+            self._was_left = True
+        else:
+            self._beyond(path, t, where)
+
+    def _after(self, path: _Path) -> _Path | None:
+        index = self._paths.index(path) + 1 if path in self._paths else len(self._paths)
+        return self._paths[index] if index < len(self._paths) else None
+
+    def _beyond(self, path: _Path, t: int, where: str = "") -> None:
+        """A row that no path up to this one fits: the next one, a new one, or the call."""
+        following = self._after(path)
+        if following is not None:
+            self._on_probation(following, t)
+        elif 0 < len(self._paths) < self._max_paths:
+            try:
+                self._record(t)
+            except NotCapturable:
+                self._max_paths = len(self._paths)
+        else:
+            self._call(t, where)
+
+    def _call(self, t: int, where: str) -> None:
         started = perf_counter()
-        self._called.plainly(t)
+        self._called.act(t)
         ended = perf_counter()
         if not self._bail_outs:
             self._first_bail_out = started
         self._bail_outs += 1
         self._bail_out_s += ended - started
-        if self._bail_outs > MAX_BAIL_OUTS and self._bail_out_s > MOST * (ended - self._first_bail_out):
+        if self._bail_outs > MAX_TRIES and self._bail_out_s > MOST * (ended - self._first_bail_out) and self._paths:
             self._drop(f"it branches on a tensor's value ({where})")
 
     # -- ends -------------------------------------------------------------------------------------------------------
@@ -226,10 +287,11 @@ class CapturedPolicy:
         self._next_wait = FIRST_WAIT if lasted else min(2 * self._next_wait, LAST_WAIT)
         self._wait = self._next_wait
         self._bail_outs, self._bail_out_s = 0, 0.0
-        self._program, self._stage, self.reason = None, self._warm_up, reason
+        self._paths, self._max_paths = [], MAX_PATHS
+        self._stage, self.reason = self._warm_up, reason
 
     def _give_up(self, reason: str) -> None:
-        self._program, self._watch = None, None
+        self._paths = []
         self._stage, self.reason = self._called.act, reason
 
 

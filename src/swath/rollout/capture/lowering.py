@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from swath.rollout.capture.recording import EQUAL, Node, storage_of
+from swath.rollout.capture.recording import EQUAL, LINEAR, ONE_HOT, TO_LIST, Node, storage_of
 from swath.rollout.capture.rewrites import Makers, no_nan
 
 
@@ -69,8 +69,11 @@ def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement 
         yield _in_place(node)
     elif node.name in _COPIES:
         yield Statement(torch.Tensor.copy_, (node.outputs[0], node.inputs[0]))
-    elif node.name == "linear":
+    elif node.op is LINEAR:
         yield _linear(node)
+    elif node.op is ONE_HOT:
+        yield Statement(torch.Tensor.zero_, (node.result,))
+        yield Statement(torch.Tensor.scatter_, (node.result, -1, node.args[0].unsqueeze(-1), 1))
     else:
         yield _out_of_place(node, read)
 
@@ -86,6 +89,8 @@ def _check(node: Node) -> Check:
         first, second = node.args
         return Check(lambda: torch.equal(first, second), node.result, False, node.where)
     (tensor,) = node.inputs
+    if node.op is TO_LIST:
+        return Check(tensor.tolist, node.result, False, node.where)
     if tensor.device.type == "cpu" and tensor.dtype not in (torch.bfloat16, torch.float16):
         return Check(_seen(tensor), node.result, True, node.where)
     return Check(tensor.item, node.result, False, node.where)

@@ -28,6 +28,11 @@ PURE_MODULES = frozenset(
     | {"_collections_abc", "_functools", "_operator", "_weakref", "_weakrefset"}
 )
 
+#: What their functions give is different each time, or is seen outside, whoever calls them.
+IMPURE_MODULES = frozenset(
+    {"_random", "logging", "numpy", "os", "posix", "random", "secrets", "socket", "time", "uuid"}
+)
+
 #: Builtins that a policy's code may call: they change nothing, and depend on their arguments only.
 _PURE_BUILTINS = frozenset(
     {"abs", "all", "any", "callable", "chr", "divmod", "format", "getattr", "hasattr", "isinstance", "issubclass"}
@@ -35,7 +40,7 @@ _PURE_BUILTINS = frozenset(
 )
 
 #: Methods of a tensor whose result no operation shows.
-_LEAVING_TORCH = frozenset(["numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "storage"])
+_LEAVING_TORCH = frozenset(["numpy", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "storage"])
 
 #: Reads a tensor's value into Python.
 ITEM = torch.ops.aten._local_scalar_dense.default
@@ -75,7 +80,7 @@ class Node:
 
     @property
     def is_check(self) -> bool:
-        return not isinstance(self.result, torch.Tensor) and isinstance(self.result, (bool, int, float, complex))
+        return self.op is TO_LIST or isinstance(self.result, (bool, int, float, complex))
 
     @property
     def is_random(self) -> bool:
@@ -160,8 +165,14 @@ class _Operations(TorchDispatchMode):
         return result
 
 
+#: Noted as one operation. Seen from below, a linear layer would take another way than it takes unseen, and a one-hot
+#: code looks at its indices only to raise.
+LINEAR, ONE_HOT = torch._C._nn.linear, torch._C._nn.one_hot
+TO_LIST = torch.Tensor.tolist
+
+
 class _WholeLayers(TorchFunctionMode):
-    """Notes a linear layer as one operation: seen from below, it would take another way than it takes unseen."""
+    """Notes some functions as one operation."""
 
     def __init__(self, operations: _Operations) -> None:
         super().__init__()
@@ -169,15 +180,23 @@ class _WholeLayers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch._C._nn.linear or torch.is_autocast_enabled("cpu"):
+        if not _is_whole(func, args, kwargs):
             return func(*args, **kwargs)
         mode: Any = _pop_mode()
         try:
             result = func(*args, **kwargs)
         finally:
             _push_mode(mode)
-        self._nodes.append(Node(func, args, kwargs, result))
+        node = Node(func, args, kwargs, result)
+        node.where = user_line(sys._getframe(1)) if node.is_check else ""
+        self._nodes.append(node)
         return result
+
+
+def _is_whole(function: Any, args: Any, kwargs: Any) -> bool:
+    if function is ONE_HOT:
+        return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) > 0
+    return function is TO_LIST or (function is LINEAR and not torch.is_autocast_enabled("cpu"))
 
 
 class _Profiler:
@@ -191,7 +210,7 @@ class _Profiler:
         if event == "call":
             self._enters(frame)
         elif event == "c_call":
-            reason = _why_not_called(argument, is_library(frame))
+            reason = _why_not_called(argument, _by_library(frame))
             if reason:
                 self._recording.refusals.append(f"{reason} ({user_line(frame)})")
             elif getattr(argument, "__name__", "") in ("getattr", "setattr", "hasattr") and not is_library(frame):
@@ -204,17 +223,33 @@ class _Profiler:
         self._seen.add(code)
         self._recording.names.update(code.co_names)
         self._recording.names.update(name for name in code.co_consts if isinstance(name, str))
-        if not is_library(frame):
-            module = frame.f_globals.get("__name__") or ""
-            if module.partition(".")[0] in sys.stdlib_module_names and module != "__main__":
-                if module.partition(".")[0] not in PURE_MODULES:
-                    self._recording.refusals.append(f"it calls {module}.{code.co_qualname} ({user_line(frame.f_back)})")
-                return
+        if is_library(frame):
+            return
+        module = frame.f_globals.get("__name__") or ""
+        if not _is_standard(frame):
             self._recording.user_code[code] = frame.f_globals
+        elif _root_of(frame) not in PURE_MODULES and (_root_of(frame) in IMPURE_MODULES or not _by_library(frame)):
+            self._recording.refusals.append(f"it calls {module}.{code.co_qualname} ({user_line(frame.f_back)})")
+
+
+def _root_of(frame: FrameType) -> str:
+    return (frame.f_globals.get("__name__") or "").partition(".")[0]
 
 
 def is_library(frame: FrameType) -> bool:
-    return (frame.f_globals.get("__name__") or "").partition(".")[0] in LIBRARIES
+    return _root_of(frame) in LIBRARIES
+
+
+def _is_standard(frame: FrameType) -> bool:
+    return _root_of(frame) in sys.stdlib_module_names and _root_of(frame) != "__main__"
+
+
+def _by_library(frame: FrameType) -> bool:
+    """Whether it was a library that called Python's standard library, to look at its own objects."""
+    caller: FrameType | None = frame
+    while caller is not None and _is_standard(caller):
+        caller = caller.f_back
+    return caller is not None and is_library(caller)
 
 
 def user_line(frame: FrameType | None) -> str:
@@ -238,7 +273,7 @@ def _why_not_called(function: Any, by_library: bool) -> str | None:
     kind = type(owner)
     source = module or kind.__module__.partition(".")[0]
     if by_library:
-        return f"it calls {source}.{name}" if source in ("random", "_random", "time", "posix", "numpy") else None
+        return f"it calls {source}.{name}" if source in IMPURE_MODULES else None
     if module == "builtins" and name not in _PURE_BUILTINS and not isinstance(owner, _PURE_OWNERS):
         return f"it calls {name}()"
     if source in LIBRARIES or source in PURE_MODULES or isinstance(owner, _PURE_OWNERS):
