@@ -24,7 +24,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
 
 from swath.errors import CaptureError
-from swath.rollout.capture.program import Program, Rows, program_of
+from swath.rollout.capture.program import Program, Rows, program_of, random_states, restore
 from swath.rollout.capture.recording import NotCapturable, record
 from swath.rollout.capture.watch import Watch, watch
 
@@ -220,7 +220,7 @@ class CapturedPolicy:
 
         If the program was left (``_was_left``), it is as if it had not run, and no call was made.
         """
-        states, changes = _random_states(), [tensor for path in paths for tensor in path.program.changes]
+        states, changes = random_states(), [tensor for path in paths for tensor in path.program.changes]
         before = [tensor.clone() for tensor in changes]
         self._was_left, self._is_comparing = False, True
         try:
@@ -229,17 +229,17 @@ class CapturedPolicy:
             self._is_comparing = False
         ours = [rows[t].clone() for rows in self._called.output_rows]
         ours += [tensor.clone() for tensor in changes]
-        our_states = _random_states()
+        our_states = random_states()
         for tensor, value in zip(changes, before, strict=True):
             tensor.copy_(value)
-        _restore(states)
+        restore(states)
         if self._was_left:
             return None
         self._called.plainly(t)
         theirs = [*(rows[t] for rows in self._called.output_rows), *changes]
         if not all(map(_same_bits, ours, theirs)):
             return "result"
-        return None if all(map(torch.equal, our_states, _random_states())) else "random state"
+        return None if all(map(torch.equal, our_states, random_states())) else "random state"
 
     def _leave(self, path: _Path, t: int, where: str = "an operation that raised") -> None:
         """The path found another value than it knows."""
@@ -312,17 +312,6 @@ def ambient() -> tuple[Any, ...]:
         interaction_type(),
         Distribution._validate_args,
     )
-
-
-def _random_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states
-
-
-def _restore(states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

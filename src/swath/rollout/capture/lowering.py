@@ -39,12 +39,12 @@ _EMPTY = frozenset(["empty", "empty_like", "new_empty", "empty_strided", "new_em
 _COPIES = frozenset(["clone", "_to_copy"])
 
 
-def lowered(order: Sequence[Node], outputs: Sequence[torch.Tensor]) -> Iterator[Statement | Check]:
-    """The statements for these operations, in this order."""
+def lowered(order: Sequence[Node], nodes: list[Node], outputs: Sequence[torch.Tensor]) -> Iterator[Statement | Check]:
+    """The statements for these operations, in this order; ``nodes`` are all that were recorded."""
     changed = {storage_of(tensor) for node in order for tensor in node.written}
     read = {id(tensor) for node in order for tensor in node.inputs} | {id(tensor) for tensor in outputs}
     numbers = {id(node.args[0]) for node in order if node.op is no_nan}
-    makers = Makers(list(order))
+    makers = Makers(nodes)
     with torch.random.fork_rng(devices=[]):  # calls are tried out
         for node in order:
             if node.name == "logsumexp" and _is_subtracted_and_checked(node, order, numbers):

@@ -24,6 +24,34 @@ MAX_BYTES = 256 * 2**20
 
 Rows = Sequence[torch.Tensor]
 
+#: Operations that some values make raise.
+_RAISING = frozenset(
+    {
+        "index",
+        "index_select",
+        "index_put",
+        "index_put_",
+        "index_add_",
+        "index_copy_",
+        "embedding",
+        "scatter",
+        "scatter_",
+    }
+    | {"take", "multinomial", "bincount", "normal", "bernoulli_", "scatter_add_", "masked_scatter"}
+)
+
+
+def random_states() -> list[torch.Tensor]:
+    """Of all devices that are in use."""
+    states = [torch.get_rng_state()]
+    return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states
+
+
+def restore(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+
 
 @dataclass(frozen=True)
 class Program:
@@ -56,12 +84,13 @@ def program_of(
         own.add(tensor)
     nodes = [own.moved(node) for node in recording.nodes]
     inputs, outputs = own(list(inputs)), own(list(outputs))
-    graph = _Graph(rewritten(nodes), inputs, outputs)
+    nodes = rewritten(nodes)
+    graph = _Graph(nodes, inputs, outputs)
     order, looks_back = graph.schedule()
     return Program(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        statements=tuple(lowered(order, outputs)),
+        statements=tuple(lowered(order, nodes, outputs)),
         changes=tuple(graph.changes),
         looks_back=looks_back,
     )
@@ -165,14 +194,18 @@ class _Graph:
                 early |= needed
         needed = self._closure(self._wanted | lasting | set(checks))
         order = sorted(early) + sorted(needed - early)
-        if looks_back and self._changing:
-            self._require_no_change_before(order, set(checks) - early)
-        return [self.nodes[i] for i in order], looks_back
-
-    def _require_no_change_before(self, order: list[int], late_checks: set[int]) -> None:
-        last = max(order.index(check) for check in late_checks)
+        late = (set(checks) - early) | {i for i in needed if self._may_raise(self.nodes[i])}
+        last = max((place for place, i in enumerate(order) if i in late), default=0)
         if any(i in self._changing for i in order[:last]):
-            raise NotCapturable("it changes a buffer before it looks at a random value")
+            raise NotCapturable("it changes a buffer before all that could go wrong is known")
+        return [self.nodes[i] for i in order], looks_back or any(self.nodes[i].is_random for i in order[:last])
+
+    def _may_raise(self, node: Node) -> bool:
+        """Whether it depends on values if it raises: on an index, mostly. One that was drawn is always right."""
+        if node.name in ("gather", "one_hot"):
+            index = storage_of(node.args[2 if node.name == "gather" else 0])
+            return not any(self.nodes[i].name == "multinomial" for i in self._writers.get(index, ()))
+        return node.name in _RAISING or node.name.startswith(("linalg_", "_linalg", "cholesky"))
 
     def _closure(self, roots: set[int]) -> set[int]:
         found: set[int] = set()
@@ -193,17 +226,21 @@ class _Source:
     ) -> None:
         self._names: dict[int, str] = {}
         self.values: dict[str, Any] = {"bail_out": bail_out}
-        self._lines = ["def act(t):", "    try:"]
+        self._lines = ["def act(t):"]
+        if program.looks_back:
+            self.values |= {"random_states": random_states, "restore": restore}
+            self._lines.append("    states = random_states()")
+        self._lines.append("    try:")
         for tensor, rows in zip(program.inputs, inputs, strict=True):
             self._line(f"{self._name(tensor, 'x')}.copy_({self._name(rows, 'rows')}[t])")
-        if program.looks_back:
-            self.values["generator"] = torch.default_generator
-            self._line("state = generator.get_state()")
         for statement in program.statements:
             self._statement(statement, program.looks_back)
         for tensor, rows in zip(program.outputs, outputs, strict=True):
             self._line(f"{self._name(rows, 'rows')}[t].copy_({self._name(tensor, 'v')})")
-        self._lines += ["    except Exception:", "        bail_out(t)"]
+        self._lines += ["    except Exception:"]
+        if program.looks_back:
+            self._line("restore(states)")
+        self._line("bail_out(t)")
 
     def compiled(self) -> Callable[[int], None]:
         exec(compile("\n".join(self._lines), "<captured policy>", "exec"), self.values)
@@ -215,7 +252,7 @@ class _Source:
             expected = look if statement.expected is None else self._name(statement.expected, "c")
             self._line(f"if {look} != {expected}:")
             if looks_back:
-                self._line("    generator.set_state(state)")
+                self._line("    restore(states)")
             self._line(f"    return bail_out(t, {statement.where!r})")
             return
         given = [self._name(value, "c") for value in statement.args]
