@@ -42,6 +42,23 @@ def rewritten(nodes: list[Node]) -> list[Node]:
             if _holds_for_every_index(node, makers):
                 continue
         kept.append(node)
+    return _with_checks_of_softmax(kept)
+
+
+#: Operations that only look at memory.
+LOOKS = frozenset(["view", "_unsafe_view", "reshape", "alias", "expand"])
+
+
+def _with_checks_of_softmax(nodes: list[Node]) -> list[Node]:
+    """A check before each softmax that is sampled from, if there is none: cheaper than those of ``multinomial``."""
+    makers = Makers(nodes)
+    checked = {id(node.args[0]) for node in nodes if node.op is no_nan}
+    sampled = [makers.through(node.args[0], LOOKS) for node in nodes if node.name == "multinomial"]
+    kept: list[Node] = []
+    for node in nodes:
+        if node.name == "_softmax" and node in sampled and id(node.args[0]) not in checked:
+            kept.append(Node(no_nan, (node.args[0],), {}, True, "a sample"))
+        kept.append(node)
     return kept
 
 
