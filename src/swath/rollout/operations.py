@@ -138,6 +138,33 @@ def _sampling(call: SampleCall, slots: Slots, plain: bool) -> Operation:
     return run
 
 
+def kept_keys(call: PolicyCall, remembers: bool) -> list[Key]:
+    """What a call finds in its TensorDict because its last call wrote it there."""
+    if isinstance(call, TensorCall) or (isinstance(call, SampleCall) and call.draws_at_random):
+        return []
+    return [key for key in call.out_keys or () if key[0] != "next" and (remembers or is_private(key))]
+
+
+class Remembered(Sequence[torch.Tensor]):
+    """What a call wrote for its next one, as rows: the same one for every step."""
+
+    def __init__(self, memory: dict[Key, torch.Tensor], key: Key) -> None:
+        self._memory, self._key = memory, key
+
+    @property
+    def is_there(self) -> bool:
+        return self._key in self._memory
+
+    def __getitem__(self, t: Any) -> Any:
+        return self._memory[self._key]
+
+    def __len__(self) -> int:
+        return 1
+
+    def put(self, value: torch.Tensor) -> None:
+        self._memory[self._key] = value
+
+
 def _tensordict(
     call: PolicyCall, slots: Slots, surroundings: Surroundings, memory: dict[Key, torch.Tensor], remembers: bool
 ) -> Operation:
@@ -145,17 +172,19 @@ def _tensordict(
     assert call.out_keys is not None
     visible = [(key, slot) for key, slot in slots.of.items() if key[0] != "next"]
     outs = [(key, slots[key]) for key in call.out_keys if not is_private(key)]
-    kept = [key for key in call.out_keys if key[0] != "next" and (remembers or is_private(key))]
+    kept = kept_keys(call, remembers)
 
     def run(values: list[Any]) -> None:
         leaves = {key: values[slot] for key, slot in visible if values[slot] is not None}
-        result = function(surroundings.tensordict({**memory, **leaves} if kept else leaves))
+        if kept:  # copies: the policy may keep what it is given, and what is remembered is written again
+            leaves = {**{key: value.clone() for key, value in memory.items()}, **leaves}
+        result = function(surroundings.tensordict(leaves))
         if result is None:
             raise PolicyOutputError(RETURNED_NONE)
         for key in kept:
             value = result.get(key, None)
             if value is not None:
-                memory[key] = value
+                memory[key] = value.clone()
         for key, slot in outs:
             value = result.get(key, None)
             if value is None:

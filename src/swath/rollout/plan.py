@@ -19,7 +19,15 @@ from swath.rollout.capture.captured import Called, CapturedPolicy
 from swath.rollout.first_call import first_call, output_fields, require_inputs, untouched
 from swath.rollout.functional import is_known_stack, layers_of, linear_into, stack_fingerprint, stack_functions
 from swath.rollout.layout import Field, Key, Layout, as_key, show
-from swath.rollout.operations import Operation, Slots, Surroundings, is_private, operation
+from swath.rollout.operations import (
+    Operation,
+    Remembered,
+    Slots,
+    Surroundings,
+    is_private,
+    kept_keys,
+    operation,
+)
 from swath.rollout.policies import (
     PolicyCall,
     SampleCall,
@@ -289,20 +297,33 @@ class BoundPolicy:
             return None
         operations = [self._operation(i, call, reuse_memory=False, plain=True) for i, call in enumerate(calls)]
         slots = [slot for slot, *_ in self._outputs]
+        remembered = [
+            Remembered(self._memories.setdefault(index, {}), key)
+            for index, call in enumerate(calls)
+            for key in kept_keys(call, self._remembers)
+        ]
 
         def call(inputs: list[torch.Tensor]) -> list[Any]:
-            values = self._values(inputs)
+            values = self._values(inputs[: len(self._inputs)])
+            for memory, value in zip(remembered, inputs[len(self._inputs) :], strict=True):
+                memory.put(value)
             for operate in operations:
                 operate(values)
-            return [values[slot] for slot in slots]
+            return [*(values[slot] for slot in slots), *(memory[0] for memory in remembered)]
+
+        def write(t: int, results: list[Any]) -> None:
+            self._write(t, results[: len(slots)])
+            for memory, value in zip(remembered, results[len(slots) :], strict=True):
+                memory.put(value.clone())
 
         called = Called(
             roots={"policy": self._plan.policy, "calls": calls, "flags": [flag for _, flag in self._flags]},
-            inputs_at=self._inputs_at,
+            inputs_at=lambda t: [*self._inputs_at(t), *(memory[0].clone() for memory in remembered)],
             call=call,
-            write=self._write,
-            input_rows=[rows for _, rows in self._inputs],
-            output_rows=[rows for _, rows, _, _ in self._outputs],
+            write=write,
+            input_rows=[*(rows for _, rows in self._inputs), *remembered],
+            output_rows=[*(rows for _, rows, _, _ in self._outputs), *remembered],
+            remembered=remembered,
             act=self._called,
         )
         return CapturedPolicy(called)
@@ -315,8 +336,6 @@ class BoundPolicy:
             return "called as it is: capture_policy=False"
         if not self._plan.are_its_own:
             return "called as it is: it is compiled, or given TensorDicts of the env's own structure"
-        if self._plan.private_keys or self._remembers:
-            return "called as it is: it keeps state of its own between calls"
         return ""
 
     def _operation(self, index: int, call: PolicyCall, *, reuse_memory: bool, plain: bool = False) -> Operation:

@@ -56,6 +56,8 @@ class Called:
     write: Callable[[int, list[Any]], None]
     input_rows: Sequence[Rows]
     output_rows: Sequence[Rows]
+    #: Those among both that the policy writes for its own next call.
+    remembered: Sequence[Any]
     #: The quickest way that is known without a program.
     act: Callable[[int], None]
 
@@ -145,6 +147,10 @@ class CapturedPolicy:
 
     def _first(self, t: int) -> None:
         started = perf_counter()
+        if not all(memory.is_there for memory in self._called.remembered):
+            self._give_up("it does not always write what it reads at its next call")
+            self._called.act(t)
+            return
         try:
             self._record(t)
         except NotCapturable as error:
@@ -220,8 +226,9 @@ class CapturedPolicy:
 
         If the program was left (``_was_left``), it is as if it had not run, and no call was made.
         """
-        states, changes = random_states(), [tensor for path in paths for tensor in path.program.changes]
-        before = [tensor.clone() for tensor in changes]
+        changes = [tensor for path in paths for tensor in path.program.changes]
+        overwritten = [*changes, *(memory[t] for memory in self._called.remembered)]
+        states, before = random_states(), [tensor.clone() for tensor in overwritten]
         self._was_left, self._is_comparing = False, True
         try:
             act(t)
@@ -230,7 +237,7 @@ class CapturedPolicy:
         ours = [rows[t].clone() for rows in self._called.output_rows]
         ours += [tensor.clone() for tensor in changes]
         our_states = random_states()
-        for tensor, value in zip(changes, before, strict=True):
+        for tensor, value in zip(overwritten, before, strict=True):
             tensor.copy_(value)
         restore(states)
         if self._was_left:
