@@ -400,9 +400,9 @@ class ReplayBuffer:
         storage = self._storage
         if not storage.is_laid_out or storage.tracks is not drawn.tracks:
             return False
-        if self._sampler.in_passes and not drawn.window.is_same(storage.tracks.window()):
-            return False
-        return bool(storage.tracks.intact(drawn.window, drawn.slots).all())
+        if drawn.tracks.unchanged(drawn.window):
+            return True
+        return not self._sampler.in_passes and bool(drawn.tracks.intact(drawn.window, drawn.slots).all())
 
     def _mark(self) -> Any:
         return (self._sampler.mark(), self._rng.bit_generator.state) if self._sampler.in_passes else None
@@ -421,13 +421,10 @@ class ReplayBuffer:
             self._prefetcher.drop(self._undo)
 
     def _draw(self, size: int) -> Drawn:
-        storage = self._storage
-        if not storage.is_laid_out or not storage.tracks.committed.any():
-            self._raise_failures()
-            raise RuntimeError(
-                "the buffer is empty; sample(wait=True) waits for a collector that was started to fill it"
-            )
-        tracks, sampler = storage.tracks, self._sampler
+        storage, sampler = self._storage, self._sampler
+        if not storage.is_laid_out:
+            raise self._is_empty()
+        tracks = storage.tracks
         window = self._readable(tracks)
         for _ in range(_MOST_TRIES):
             with self._sampling:
@@ -446,8 +443,16 @@ class ReplayBuffer:
             self._go_back(before)
         else:
             raise RuntimeError("frames are overwritten faster than they can be read; use a larger storage")
-        data, info = self._finish(slots, info, data)
+        try:
+            data, info = self._finish(slots, info, data)
+        except BaseException:
+            self._go_back(before)  # what nobody got is still to come in this pass
+            raise
         return Drawn(data, info, slots, tracks, window, ends_pass, before)
+
+    def _is_empty(self) -> RuntimeError:
+        self._raise_failures()
+        return RuntimeError("the buffer is empty; sample(wait=True) waits for a collector that was started to fill it")
 
     def _readable(self, tracks: Tracks) -> Window:
         """What can be read; for a moment, while all of it is written over, there may be nothing."""
@@ -455,6 +460,8 @@ class ReplayBuffer:
             window = tracks.window()
             if window.total:
                 return window
+            if not tracks.committed.any():
+                raise self._is_empty()
             time.sleep(_SECONDS_BETWEEN_LOOKS / 10)
         raise RuntimeError("all frames of the buffer are being overwritten, and nobody finishes it; write it anew")
 
