@@ -20,6 +20,7 @@ from swath.collectors.evaluation import EvaluationPlan, Key
 from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend, Weights
 from swath.collectors.evaluation_desk import Desk, Result, result_of
 from swath.collectors.single import Collector
+from swath.copying import NotCopied
 from swath.envs.base import EnvBase
 from swath.weight_update.weights import flat_weights
 
@@ -34,7 +35,7 @@ _NOT_FOR_COLLECTORS = (
 )
 
 
-class Evaluator:
+class Evaluator(NotCopied):
     """Lets a policy play whole episodes, and tells what it got.
 
     ``evaluate`` waits for the result. ``trigger_eval`` does not: training goes on, and ``poll`` or ``wait`` give
@@ -75,6 +76,8 @@ class Evaluator:
     >>> result["eval/reward"], result["eval/num_episodes"], result["eval/step"]
     (3.0, 5, 1000)
     """
+
+    _owns = "a thread or a process that evaluates"
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class MultiCollector(BaseCollector):
         **others: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        self.lock = FairLock()
+        self._lock = FairLock()
         self._is_by_episode = trajs_per_batch is not None
         self._own_arguments(others)
         refuse_unknown(others, type(self), MultiCollector)
@@ -285,7 +285,7 @@ class MultiCollector(BaseCollector):
                 step_timeout_s=step_timeout_s,
                 on_restart=weakly(self._welcome_back),
                 closed=weakly(self._ended_meanwhile),
-                lock=self.lock,
+                lock=self._lock,
             )
             self._description = self._agree()
             self._structure = self._description.structure
@@ -633,7 +633,7 @@ class MultiCollector(BaseCollector):
     def _while_open(self) -> Iterator[None]:
         """For what several threads may do: one at a time, so that versions arrive as they were counted."""
         self._require_open()
-        with self.lock:
+        with self._lock:
             self._require_open()
             try:
                 yield
@@ -658,6 +658,11 @@ class MultiCollector(BaseCollector):
         self.update_policy_weights_(policy_or_weights)
 
     # -- control ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> FairLock:
+        """For weight schemes: whoever holds it, no other thread sends weights, gives orders or starts workers again."""
+        return self._lock
 
     def _require_open(self) -> None:
         if self._fleet.owner_pid != os.getpid():
@@ -836,11 +841,11 @@ class MultiCollector(BaseCollector):
     def _close(self, close_env: bool) -> None:
         self._fleet.shutdown(self._shutdown_timeout)
         # Whoever sends weights meanwhile has seen the workers leave.
-        came = self.lock.acquire(timeout=_SECONDS_FOR_SENDERS)
+        came = self._lock.acquire(timeout=_SECONDS_FOR_SENDERS)
         for scheme in self._schemes.values():
             scheme.shutdown()
         if came:
-            self.lock.release()
+            self._lock.release()
         for pool in self._pools:
             pool.close()
         if self._threads_before is not None:

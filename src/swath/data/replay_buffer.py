@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
+from swath.copying import NotCopied
 from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
@@ -28,7 +29,7 @@ _SECONDS_BETWEEN_LOOKS = 0.002
 _MOST_TRIES = 1000
 
 
-class ReplayBuffer:
+class ReplayBuffer(NotCopied):
     """Keeps frames, and gives some of them.
 
     Collectors that get it as ``replay_buffer=`` write frames to it, each env's behind one another; workers write by
@@ -60,6 +61,11 @@ class ReplayBuffer:
     (10, torch.Size([4]), tensor([0, 1, 2]))
     """
 
+    _owns = "memory that collectors write to, and threads that take turns"
+    _instead_of_a_copy = (
+        "give it to a collector as replay_buffer=, whose workers then write to it; or make another one with the same "
+        "arguments, and give it this one's state_dict()"
+    )
     #: Whether samples say where they are from.
     _adds_index = False
 
@@ -632,12 +638,6 @@ class ReplayBuffer:
     def share(self, shared: bool = True) -> ReplayBuffer:
         """Nothing to do: a collector's workers get what they need when they start."""
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "a ReplayBuffer stays in its process: give it to a collector as replay_buffer=, whose workers then write "
-            "to it; or send what it has: rb.state_dict()"
-        )
 
 
 class TensorDictReplayBuffer(ReplayBuffer):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from swath import platforms
+from swath.copying import NotCopied
 from swath.envs.making import resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvClosed, EnvError
@@ -36,8 +37,11 @@ _MEANINGLESS = (
 )
 
 
-class CrewEnv(RowEnv):
+class CrewEnv(NotCopied, RowEnv):
     """What ``ParallelEnv`` and ``AsyncEnvPool`` have in common: envs elsewhere, of which this one tells."""
+
+    _owns = "workers of its own"
+    _instead_of_a_copy = "give the function that makes it, or make another one with the same arguments"
 
     def __init__(
         self, crew: EnvCrew, device: torch.device | str | None = None, envs_per_group: int | None = None
@@ -45,8 +49,6 @@ class CrewEnv(RowEnv):
         self._crew = crew
         #: None: all envs of a worker are stepped together.
         self._envs_per_group = envs_per_group
-        #: Envs that their worker has reset already, and that nobody has asked to reset yet.
-        self.reset_ahead: set[int] = set()
         about = crew.about
         num_envs = crew.worker_layout.num_members
         super().__init__(batch_size=(num_envs, *about.env_size), device=device if device is not None else about.device)
@@ -116,7 +118,7 @@ class CrewEnv(RowEnv):
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         """Seed every env; each seed follows from the one before. Returns the one for the next env."""
         self._assert_open()
-        self.reset_ahead.clear()  # those resets were made without it
+        self._crew.reset_ahead.clear()  # those resets were made without it
         for worker in range(self.num_processes):
             if seed is not None:
                 (seed,) = self._crew.hosts.call("set_seed", int(seed), static_seed, workers=[worker])
@@ -128,7 +130,7 @@ class CrewEnv(RowEnv):
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         self._assert_open()
-        self.reset_ahead.clear()
+        self._crew.reset_ahead.clear()
         if strict and len(state_dict) != self.num_processes:
             raise ValueError(
                 f"the state is of {len(state_dict)} workers, this {type(self).__name__} has {self.num_processes}; make "
@@ -144,12 +146,6 @@ class CrewEnv(RowEnv):
     def __del__(self) -> None:
         if not self.__dict__.get("is_closed", True):
             self.close(raise_if_closed=False)
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} has processes of its own and cannot be copied or sent to another process; give "
-            "the function that makes it"
-        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._crew.about.env}, {self._crew.worker_layout}, device={self.device})"
@@ -349,7 +345,7 @@ class ParallelStepper:
         if self._operation == STEP_AND_RESET:
             for ours, last in part.last:
                 ours[t + 1, ended] = last[over]
-            self._env.reset_ahead.update(ended)
+            self._crew.reset_ahead.update(ended)
         return ended
 
     def _forget_ends(self) -> None:
@@ -359,7 +355,7 @@ class ParallelStepper:
 
     def _fail(self) -> None:
         self._forget_ends()
-        self._env.reset_ahead.clear()
+        self._crew.reset_ahead.clear()
         self._crew.raise_failures()
 
     def _step_some(self, t: int, env_ids: list[int]) -> list[int] | None:
@@ -397,7 +393,7 @@ class ParallelStepper:
         self._let_finish()
         if row == 0:  # a step whose end nobody took over (Ctrl-C) has left its flags: they are not the next step's
             self._forget_ends()
-        ahead = self._env.reset_ahead
+        ahead = self._crew.reset_ahead
         is_plain = not kwargs and list_of_kwargs is None
         if is_plain and ahead and (done_already := [env_id for env_id in env_ids if env_id in ahead]):
             self._copy(row, done_already, theirs=1)

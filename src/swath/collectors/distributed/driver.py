@@ -134,7 +134,7 @@ class NodesCollector(BaseCollector):
         **engine_arguments: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        self.lock = FairLock()
+        self._lock = FairLock()
         self._owner_pid = os.getpid()
         own = self._own_arguments(engine_arguments)
         refuse_unknown(engine_arguments, type(self), NodesCollector, also_known=own)
@@ -212,7 +212,7 @@ class NodesCollector(BaseCollector):
                 "RPC, or nodes that others start); on_node_loss='continue' goes on with the rest"
             )
         self._roster = roster = Roster(
-            engine, loss, type(self).__name__, self.lock, start_timeout_s, weakly(self._welcome), weakly(self._forget)
+            engine, loss, type(self).__name__, self._lock, start_timeout_s, weakly(self._welcome), weakly(self._forget)
         )
         try:
             self._start(made)
@@ -316,6 +316,11 @@ class NodesCollector(BaseCollector):
     @property
     def _num_envs(self) -> int:
         return self._roster.num_envs
+
+    @property
+    def lock(self) -> FairLock:
+        """For weight schemes: whoever holds it, no other thread sends weights, gives orders or starts nodes again."""
+        return self._lock
 
     def _require_open(self) -> None:
         if self._owner_pid != os.getpid():
@@ -426,7 +431,7 @@ class NodesCollector(BaseCollector):
 
     def _give_orders(self) -> None:
         """In turns, so that at the beginning and at the end all nodes have something to do."""
-        with self.lock:
+        with self._lock:
             self._roster.finish_restarts()
             for rank in range(self._engine.orders_per_node):
                 for member in self._alive:
@@ -485,7 +490,7 @@ class NodesCollector(BaseCollector):
         self._in_hand.sort(key=lambda arrival: arrival.member.node)
 
     def _give_orders_to_all(self) -> None:
-        with self.lock:
+        with self._lock:
             self._roster.finish_restarts()
             each, members = self._lead.numel(), self._alive
             budget = dataclasses.replace(self._budget, num_envs=each * len(members))
@@ -615,7 +620,7 @@ class NodesCollector(BaseCollector):
         for node in nodes or ():
             if not 0 <= node < self.num_workers:
                 raise ValueError(f"there is no node {node}; there are {self.num_workers}, counted from 0")
-        with self.lock:  # versions arrive in the order in which they were counted
+        with self._lock:  # versions arrive in the order in which they were counted
             self._policy_version += 1
             for name, source in sent.items():
                 self._send(name, source, nodes, self._policy_version)
