@@ -22,6 +22,7 @@ from swath.collectors.evaluation_desk import Desk, Result, result_of
 from swath.collectors.single import Collector
 from swath.copying import NotCopied
 from swath.envs.base import EnvBase
+from swath.states import require_counters
 from swath.weight_update.weights import flat_weights
 
 BusyPolicy = Literal["error", "skip", "queue"]
@@ -256,6 +257,7 @@ class Evaluator(NotCopied):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         with self._lock:
             self._require_nothing_unread("load_state_dict")
+            require_counters("Evaluator", state_dict, "the state of an Evaluator", ("step",))
             self._num_own_steps = state_dict["step"]
 
     def _require_nothing_unread(self, what: str) -> None:

@@ -23,6 +23,7 @@ from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Wri
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.structure import maybe_dense_stack
+from swath.states import mismatch
 
 #: How often whoever waits for data looks for it: workers commit without telling anybody.
 _SECONDS_BETWEEN_LOOKS = 0.002
@@ -607,6 +608,8 @@ class ReplayBuffer(NotCopied):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what ``state_dict`` gave, instead of what is there."""
+        if not isinstance(state_dict, Mapping) or not {"about", "storage"} <= state_dict.keys():
+            raise mismatch(type(self).__name__, state_dict, "the state of a replay buffer")
         self._restore(state_dict["about"], lambda: restore_storage(self._storage, state_dict["storage"]))
 
     def _about(self) -> dict[str, Any]:

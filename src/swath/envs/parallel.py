@@ -19,6 +19,7 @@ from swath.errors import EnvClosed, EnvError
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout, show
 from swath.rollout.strip import Strip
+from swath.states import count, mismatch, numbered
 from swath.workers.env_crew import EnvCrew, Group
 from swath.workers.env_hosts import ProcessHosts
 from swath.workers.layout import WorkerLayout, available_cores
@@ -129,16 +130,23 @@ class CrewEnv(NotCopied, RowEnv):
         return {f"worker{i}": state for i, state in enumerate(self._crew.hosts.call("state_dict"))}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        self._assert_open()
+        """As many workers as the state is of; one that it is not of is an error, and nothing is changed."""
+        self.check_state_dict(state_dict, strict)
         self._crew.reset_ahead.clear()
-        if strict and len(state_dict) != self.num_processes:
-            raise ValueError(
-                f"the state is of {len(state_dict)} workers, this {type(self).__name__} has {self.num_processes}; make "
-                "it with the same num_workers, or give strict=False"
-            )
+        self._give_workers("load_state_dict", state_dict, strict)
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        # Where the envs are, in one go: they may be in a step that resets them.
+        self._assert_open()
+        if strict and len(numbered(state_dict, "worker")) != self.num_processes:
+            expected = f"the state of envs in {count(self.num_processes, 'worker')} (strict=False takes what fits)"
+            raise mismatch(type(self).__name__, state_dict, expected)
+        self._give_workers("check_state_dict", state_dict, strict)
+
+    def _give_workers(self, method: str, state_dict: dict[str, Any], strict: bool) -> None:
         for worker in range(self.num_processes):
             if f"worker{worker}" in state_dict:
-                self._crew.hosts.call("load_state_dict", state_dict[f"worker{worker}"], strict, workers=[worker])
+                self._crew.hosts.call(method, state_dict[f"worker{worker}"], strict, workers=[worker])
 
     def _close(self) -> None:
         self._crew.shutdown()

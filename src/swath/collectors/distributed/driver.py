@@ -23,12 +23,14 @@ from swath.collectors.distributed.payload import join_batches, pack_tensors
 from swath.collectors.distributed.plans import NodePlans, list_nodes
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
 from swath.collectors.multi import ENV, WORKER
+from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
 from swath.rollout.layout import nested
 from swath.rollout.structure import Structure
+from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
@@ -36,7 +38,6 @@ from swath.weight_update.weights import (
     copied_policy,
     flat_weights,
     has_weights,
-    load_own_policy,
     require_findable,
     require_no_weights,
     save_own_policy,
@@ -745,16 +746,29 @@ class NodesCollector(BaseCollector):
             member.next_own_id = max(member.next_own_id, -(-first // member.plan.ids.stride))
             self._roster.ask(member, "begin_ids_at", member.next_own_id)
 
+    def _check_state(self, state_dict: Any, strict: bool) -> None:
+        """Raise what nodes would raise, and change nothing."""
+        who, expected = type(self).__name__, f"the state of a collector of {count(len(self._alive), 'node')}"
+        require_counters(who, state_dict, expected)
+        names, next_ids = numbered(state_dict, "node"), state_dict.get("next_ids")
+        if len(names) != len(self._alive) or not isinstance(next_ids, Mapping) or next_ids.keys() != set(names):
+            raise mismatch(who, state_dict, expected)
+        for member, name in zip(self._alive, names, strict=True):
+            self._roster.ask(member, "check_state", state_dict[name], strict)
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many nodes; new episodes start.
 
         The policy that this collector was made with has its weights again, too.
+
+        Raises:
+            StateMismatch: it is the state of something else. Whatever is raised, nothing was changed.
         """
-        states = {name: own for name, own in state_dict.items() if name.startswith("node")}
-        if not states:
-            raise ValueError("this is not the state of a collector of nodes: it has no 'node0'")
-        if len(states) != len(self._alive):
-            raise ValueError(f"this state is of {len(states)} nodes, but there are {len(self._alive)}")
+        self._require_open()
+        self._require_still("load_state_dict")
+        self._check_state(state_dict, strict)
+        states = {name: state_dict[name] for name in numbered(state_dict, "node")}
+        load_all_or_nothing(self.policy, state_dict, strict)
         self._still("load_state_dict")
         self._policy_version = state_dict["policy_version"]
         for member, (name, own) in zip(self._alive, states.items(), strict=True):
@@ -764,7 +778,6 @@ class NodesCollector(BaseCollector):
             if weights is not None and "policy" in self._schemes and self._loss.restarts:
                 shared = self.share_weights(_tensors(weights))
                 self._schemes["policy"].remember(shared, [member.node], self._policy_version)
-        load_own_policy(self.policy, state_dict, strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._random_frames_left = state_dict["random_frames_left"]
