@@ -578,7 +578,7 @@ def test_state(kind: type) -> None:
     if kind is MultiSyncCollector:
         whole: list[Any] = [torch.cat(run, 1) for run in runs]
         assert_same(*whole)
-    with multi(kind, 3, 3) as other, pytest.raises(ValueError, match=r"state is of 2 workers.*num_workers=2"):
+    with multi(kind, 3, 3) as other, pytest.raises(ValueError, match=r"of 2 workers; it takes.*num_workers=2"):
         other.load_state_dict(state)
 
 

@@ -23,6 +23,8 @@
     │   ├── ServerClosed                     … it was shut down, or not started
     │   ├── ServerDied                       … its process was killed, or its thread has ended
     │   └── NoFreeSlot                       … it has as many clients as it has slots
+    ├── CannotCopy (TypeError)               a copy or a pickle of what owns processes, threads or shared memory
+    ├── StateMismatch (ValueError)           load_state_dict was given the state of something else
     ├── OutOfSharedMemory (MemoryError)      no room, or no descriptor, for memory that workers share
     ├── DiskFull (OSError)                   no room on the disk for what is to be written
     ├── UnsupportedPlatform (NotImplementedError)  this system, or processor, lacks what something needs
@@ -40,6 +42,7 @@ from contextlib import suppress
 
 __all__ = [
     "BackgroundFailed",
+    "CannotCopy",
     "CaptureError",
     "CollectorClosed",
     "DiskFull",
@@ -59,6 +62,7 @@ __all__ = [
     "PolicyOutputError",
     "ServerClosed",
     "ServerDied",
+    "StateMismatch",
     "SwathError",
     "UnsupportedPlatform",
     "WeightSyncError",
@@ -171,6 +175,14 @@ class ServerDied(InferenceError):
 
 class NoFreeSlot(InferenceError):
     """An inference server has as many clients as it has slots."""
+
+
+class CannotCopy(SwathError, TypeError):
+    """A copy, or a pickle, of something that owns processes, threads or shared memory; the message says what to do."""
+
+
+class StateMismatch(SwathError, ValueError):
+    """``load_state_dict`` was given the state of something else; nothing was changed."""
 
 
 class OutOfSharedMemory(SwathError, MemoryError):

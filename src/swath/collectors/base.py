@@ -28,6 +28,7 @@ from swath.collectors.background import Background, Batches
 from swath.collectors.finite import require_finite
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
+from swath.copying import NotCopied
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note
 from swath.rollout.exploration import end_scopes, open_scopes
 from swath.rollout.layout import Key, leaves_of, show
@@ -197,8 +198,14 @@ def _arguments_of(kind: type) -> frozenset[str]:
     return frozenset((*named, *kind._further_arguments, "env")) - {"self"}
 
 
-class BaseCollector(IterableDataset):
+class BaseCollector(NotCopied, IterableDataset):
     """An iterable over batches of experience. Use one of its subclasses."""
+
+    _owns = "envs, and workers or memory, that it uses alone"
+    _instead_of_a_copy = (
+        "make another one with the same arguments, in the process that is to have it; to go on from here, give it this "
+        "one's state_dict()"
+    )
 
     def __init__(
         self,

@@ -20,7 +20,9 @@ from swath.collectors.evaluation import EvaluationPlan, Key
 from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend, Weights
 from swath.collectors.evaluation_desk import Desk, Result, result_of
 from swath.collectors.single import Collector
+from swath.copying import NotCopied
 from swath.envs.base import EnvBase
+from swath.states import require_counters
 from swath.weight_update.weights import flat_weights
 
 BusyPolicy = Literal["error", "skip", "queue"]
@@ -34,7 +36,7 @@ _NOT_FOR_COLLECTORS = (
 )
 
 
-class Evaluator:
+class Evaluator(NotCopied):
     """Lets a policy play whole episodes, and tells what it got.
 
     ``evaluate`` waits for the result. ``trigger_eval`` does not: training goes on, and ``poll`` or ``wait`` give
@@ -75,6 +77,8 @@ class Evaluator:
     >>> result["eval/reward"], result["eval/num_episodes"], result["eval/step"]
     (3.0, 5, 1000)
     """
+
+    _owns = "a thread or a process that evaluates"
 
     def __init__(
         self,
@@ -253,6 +257,7 @@ class Evaluator:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         with self._lock:
             self._require_nothing_unread("load_state_dict")
+            require_counters("Evaluator", state_dict, "the state of an Evaluator", ("step",))
             self._num_own_steps = state_dict["step"]
 
     def _require_nothing_unread(self, what: str) -> None:

@@ -25,10 +25,12 @@ from swath.collectors.base import (
 from swath.collectors.crew import Crew, check_counts, resolve_members, spread
 from swath.collectors.devices import DeviceLike
 from swath.collectors.free_run import FreeRun, can_run_free
+from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError, message_of
 from swath.rollout.layout import Key, nested
+from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.updaters import adopt_updater
@@ -36,7 +38,6 @@ from swath.weight_update.weights import (
     choose_sources,
     copied_policy,
     has_weights,
-    load_own_policy,
     require_findable,
     require_no_weights,
     save_own_policy,
@@ -167,7 +168,7 @@ class MultiCollector(BaseCollector):
         **others: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        self.lock = FairLock()
+        self._lock = FairLock()
         self._is_by_episode = trajs_per_batch is not None
         self._own_arguments(others)
         refuse_unknown(others, type(self), MultiCollector)
@@ -285,7 +286,7 @@ class MultiCollector(BaseCollector):
                 step_timeout_s=step_timeout_s,
                 on_restart=weakly(self._welcome_back),
                 closed=weakly(self._ended_meanwhile),
-                lock=self.lock,
+                lock=self._lock,
             )
             self._description = self._agree()
             self._structure = self._description.structure
@@ -633,7 +634,7 @@ class MultiCollector(BaseCollector):
     def _while_open(self) -> Iterator[None]:
         """For what several threads may do: one at a time, so that versions arrive as they were counted."""
         self._require_open()
-        with self.lock:
+        with self._lock:
             self._require_open()
             try:
                 yield
@@ -658,6 +659,11 @@ class MultiCollector(BaseCollector):
         self.update_policy_weights_(policy_or_weights)
 
     # -- control ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> FairLock:
+        """For weight schemes: whoever holds it, no other thread sends weights, gives orders or starts workers again."""
+        return self._lock
 
     def _require_open(self) -> None:
         if self._fleet.owner_pid != os.getpid():
@@ -730,23 +736,31 @@ class MultiCollector(BaseCollector):
         state["random_frames_left"] = self._random_frames_left
         return {**state, **save_own_policy(self.policy)}
 
+    def _check_state(self, state_dict: Any, strict: bool) -> None:
+        """Raise what workers would raise, and change nothing: they go on with what they do."""
+        who, expected = type(self).__name__, f"the state of a MultiCollector of {count(self.num_workers, 'worker')}"
+        require_counters(who, state_dict, expected)
+        names = numbered(state_dict, "worker")
+        if len(names) != self.num_workers or numbered(state_dict, "node"):
+            raise mismatch(who, state_dict, expected)
+        for member, name in zip(self._fleet.members, names, strict=True):
+            self._ask("check_state", state_dict[name], strict, members=[member])
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many workers; new episodes start.
 
         The policy that this collector was made with has its weights again, too.
+
+        Raises:
+            StateMismatch: it is the state of something else. Whatever is raised, nothing was changed.
         """
-        states = [state_dict[name] for name in sorted((n for n in state_dict if n.startswith("worker")), key=_number)]
         self._require_open()
-        if not states:
-            raise ValueError("this is not the state of a multi-process collector: it has no 'worker0'")
-        if len(states) != self.num_workers:
-            raise ValueError(
-                f"this state is of {len(states)} workers, but there are {self.num_workers}; give "
-                f"num_workers={len(states)}"
-            )
+        self._require_still("load_state_dict")
+        self._check_state(state_dict, strict)
+        states = [state_dict[name] for name in numbered(state_dict, "worker")]
+        load_all_or_nothing(self.policy, state_dict, strict)
         for member, state in zip(self._fleet.members, states, strict=True):
             self._call_idle("load_state_dict", state, strict, members=[member])
-        load_own_policy(self.policy, state_dict, strict)
         if self._restarts and "policy" in self._schemes:
             for member, state in zip(self._fleet.members, states, strict=True):
                 weights, version = copied_policy(state)
@@ -836,11 +850,11 @@ class MultiCollector(BaseCollector):
     def _close(self, close_env: bool) -> None:
         self._fleet.shutdown(self._shutdown_timeout)
         # Whoever sends weights meanwhile has seen the workers leave.
-        came = self.lock.acquire(timeout=_SECONDS_FOR_SENDERS)
+        came = self._lock.acquire(timeout=_SECONDS_FOR_SENDERS)
         for scheme in self._schemes.values():
             scheme.shutdown()
         if came:
-            self.lock.release()
+            self._lock.release()
         for pool in self._pools:
             pool.close()
         if self._threads_before is not None:
@@ -864,10 +878,6 @@ class MultiCollector(BaseCollector):
 def is_per_worker(source: Any) -> bool:
     """Whether weights are given as ``{worker: weights}``."""
     return isinstance(source, dict) and bool(source) and all(isinstance(key, int) for key in source)
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("worker"))
 
 
 def random_share(frames: Sequence[int], num_envs: int, wanted: int) -> int:

@@ -152,7 +152,7 @@ class MultiAsyncCollector(MultiCollector):
         told_to_stop = False
         while True:
             stopping = asks is not None and asks()
-            with self.lock:  # another thread may start a worker again, and give it back its orders
+            with self._lock:  # another thread may start a worker again, and give it back its orders
                 self._take_arrived()
                 if not stopping:
                     self._give_orders()

@@ -125,7 +125,7 @@ class MultiSyncCollector(MultiCollector):
         if self.update_at_each_batch and self._iter:
             self.update_policy_weights_()
         steps, num_envs = self._plan()
-        with self.lock:  # who sends weights may start a worker again, with its orders
+        with self._lock:  # who sends weights may start a worker again, with its orders
             batch = self._batch = _Batch(self._pool.take(), steps)
             self._give_orders(batch, num_envs)
         try:
@@ -181,7 +181,7 @@ class MultiSyncCollector(MultiCollector):
         while missing := batch.missing:
             fleet.wait([fleet.members[i] for i in missing], _SECONDS_BETWEEN_QUESTIONS if asks else None)
             asked_to_stop = not told_to_stop and asks is not None and asks()
-            with self.lock:  # another thread may start a worker again, and give it back its order
+            with self._lock:  # another thread may start a worker again, and give it back its order
                 self._sort_in_arrived(batch)
                 finished = sum(len(self._crew.layout.members[worker]) for worker in batch.ready)
                 if not told_to_stop and (asked_to_stop or (enough and finished >= enough)):

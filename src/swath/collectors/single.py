@@ -27,11 +27,12 @@ from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncat
 from swath.collectors.devices import DeviceLike, Devices
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
+from swath.collectors.saved import SavedParts
 from swath.collectors.threads import limited_threads, threads_left
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import make_env
-from swath.errors import CollectorClosed
+from swath.errors import CollectorClosed, EnvClosed
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import Stamps, batch_fields
@@ -40,10 +41,8 @@ from swath.rollout.layout import CPU, Field, Key, leaves_of
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.mail import Mail
 from swath.rollout.plan import CallOptions, PolicyPlan
-from swath.weight_update.hidden import HiddenWeights
-from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.updaters import adopt_updater
-from swath.weight_update.weights import apply_weights, choose_source, saved_state
+from swath.weight_update.weights import apply_weights, choose_source
 
 
 class Collector(BaseCollector):
@@ -500,11 +499,19 @@ class Collector(BaseCollector):
     def state_dict(self) -> dict[str, Any]:
         """Counters, trajectory ids, random state, the policy's weights, and what the env can save of itself."""
         with self._held():
-            return self._state_dict()
+            try:
+                return self._state_dict()
+            except EnvClosed:
+                self._require_open_unless(False)  # envs in workers end with it
+                raise
+
+    @property
+    def _saved_parts(self) -> SavedParts:
+        return SavedParts(type(self).__name__, self.env, self.policy)
 
     def _state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "env_state_dict": self.env.state_dict(),
+        return {
+            **self._saved_parts.save(),
             "frames": self._frames,
             "iter": self._iter,
             "traj_pool": self._traj_ids.next_id,
@@ -512,26 +519,20 @@ class Collector(BaseCollector):
             "random_frames_left": self._rollout.random_frames_left,
             "random_state": self._random_stream.state_dict(),
         }
-        if isinstance(self.policy, torch.nn.Module):
-            state["policy_state_dict"] = saved_state(self.policy)
-        if hidden := HiddenWeights(self.policy).tensors:
-            state["hidden_weights"] = {name: tensor.detach().clone() for name, tensor in hidden.items()}
-        return state
+
+    def _check_state(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        """Raise what ``load_state_dict`` would raise, and change nothing."""
+        self._saved_parts.check(state_dict, strict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Go on where ``state_dict`` was taken; with new episodes, since envs cannot be put into the middle of one."""
+        """Go on where ``state_dict`` was taken; with new episodes, since envs cannot be put into the middle of one.
+
+        Raises:
+            StateMismatch: it is the state of something else. Whatever is raised, nothing was changed.
+        """
+        self._require_open_unless(False)
         self._require_still("load_state_dict")
-        self.env.load_state_dict(state_dict["env_state_dict"], strict)  # first: it refuses what is of other envs
-        if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
-            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-        elif strict and ("policy_state_dict" in state_dict) != isinstance(self.policy, torch.nn.Module):
-            raise ValueError(
-                "the state has policy weights, but this collector's policy has none"
-                if "policy_state_dict" in state_dict
-                else "the state has no policy weights, but this collector's policy needs them; strict=False goes on"
-            )
-        if "hidden_weights" in state_dict:
-            WeightStrategy().apply_weights(HiddenWeights(self.policy).tensors, state_dict["hidden_weights"])
+        self._saved_parts.load(state_dict, strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._traj_ids.next_id = max(self._traj_ids.next_id, state_dict["traj_pool"])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swath.copying import NotCopied
 from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.disk import disk_full, is_full, reserve, show_bytes
@@ -135,8 +136,10 @@ def _aligned(num_bytes: int) -> int:
 
 
 @dataclass
-class FrameMemory:
+class FrameMemory(NotCopied):
     """A layout with memory: ``leaves`` by key, ``[capacity, *shape]``, and the counters."""
+
+    _owns = "memory that others may see, and a descriptor of it"
 
     layout: FrameLayout
     tracks: Tracks

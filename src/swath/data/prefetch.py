@@ -14,7 +14,7 @@ import numpy as np
 from swath.data.tracks import Tracks, Window
 
 
-@dataclass
+@dataclass(slots=True)
 class Drawn:
     """A sample, and what is to be known of it until it is given out."""
 
@@ -36,33 +36,41 @@ Undo = Callable[[Drawn], None]
 class Prefetcher:
     """Draws up to ``count`` samples ahead, in a thread; they are given out in the order in which they were drawn.
 
-    It does not draw beyond the end of a pass, since what the next one consists of is not known yet.
+    It does not draw beyond the end of a pass, since what the next one consists of is not known yet. How many were drawn
+    when some are dropped does not depend on how fast it is: the random numbers that follow are the same every time.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        # By twos, where they come out even: to ask the thread costs a third of drawing.
+        self._at_once = 1 if count % 2 else 2
+        self._most = count // self._at_once
         # One thread: with several, who draws first would be up to chance.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="swath-prefetch")
-        self._prepared: deque[Future[Drawn | None]] = deque()
+        #: What was asked for. Samples are taken out of the first of them until it has none.
+        self._prepared: deque[Future[deque[Drawn]]] = deque()
+        #: Whether nothing more is to be drawn: a pass is over, or it failed, which whoever draws it again gets to know.
         self._is_at_end = False
         self._giving = threading.Lock()
 
-    def _prepare(self, draw: Callable[[], Drawn]) -> Drawn | None:
-        if self._is_at_end:
-            return None
-        drawn = draw()
-        self._is_at_end = drawn.ends_pass
-        return drawn
+    def _prepare(self, draw: Callable[[], Drawn]) -> deque[Drawn]:
+        prepared: deque[Drawn] = deque()
+        try:
+            while len(prepared) < self._at_once and not self._is_at_end:
+                prepared.append(draw())
+                self._is_at_end = prepared[-1].ends_pass
+        except BaseException:
+            self._is_at_end = True
+        return prepared
 
     def take(self, draw: Callable[[], Drawn], is_current: Callable[[Drawn], bool], undo: Undo) -> Drawn:
         """The next sample. If the buffer has changed so that it is not ``is_current`` any more, it is drawn again."""
         with self._giving:
-            drawn = self._first() if self._prepared else None
+            drawn = self._first()
             if drawn is None or not is_current(drawn):
                 self._drop(drawn, undo)
                 drawn = draw()
                 self._is_at_end = drawn.ends_pass
-            while len(self._prepared) < self._count:
+            while len(self._prepared) < self._most:
                 self._prepared.append(self._executor.submit(self._prepare, draw))
             return drawn
 
@@ -72,18 +80,20 @@ class Prefetcher:
             self._drop(None, undo)
 
     def _drop(self, first: Drawn | None, undo: Undo) -> None:
-        while self._prepared:
-            drawn = self._first()
+        while (drawn := self._first()) is not None:
             first = drawn if first is None else first
         if first is not None:
             undo(first)
         self._is_at_end = False
 
     def _first(self) -> Drawn | None:
-        """None if there was nothing to prepare, or it could not be: whoever draws it again gets the exception."""
-        try:
-            drawn = self._prepared[0].result()
-        except Exception:
-            drawn = None
-        self._prepared.popleft()  # not before: an interrupt while waiting must lose nothing
-        return drawn
+        """None where there was nothing to prepare, or it could not be."""
+        while self._prepared:
+            prepared = self._prepared[0].result()
+            if prepared:
+                drawn = prepared.popleft()
+                if not prepared:
+                    self._prepared.popleft()
+                return drawn
+            self._prepared.popleft()  # not before: an interrupt while waiting must lose nothing
+        return None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from swath.copying import NotCopied
 from swath.data.priority_tree import PriorityTree
 from swath.data.samplers import POSITIONS, Sampler
 from swath.data.tracks import Window
@@ -16,7 +17,7 @@ _REDUCTIONS = {"max": np.max, "min": np.min, "mean": np.mean, "median": np.media
 _MOST_TRIES = 100
 
 
-class PrioritizedSampler(Sampler):
+class PrioritizedSampler(NotCopied, Sampler):
     """Draws a frame with probability ``p / sum of all p``, where ``p = (priority + eps) ** alpha``.
 
     A sample has ``priority_weight``: ``(p / smallest p) ** -beta``. New frames have the highest priority so far. The
@@ -29,6 +30,8 @@ class PrioritizedSampler(Sampler):
         reduction: of a priority with more than one entry a frame: "max", "min", "mean" or "median".
         max_priority_within_buffer: new frames get the highest priority that is in the buffer now.
     """
+
+    _owns = "the priorities of a buffer's frames, which are of the process that samples"
 
     def __init__(
         self,
@@ -169,8 +172,3 @@ class PrioritizedSampler(Sampler):
         self.empty()
         if len(priorities) == window.total and window.total:
             self._sync(window).set(window.slots(np.arange(window.total)), priorities)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise RuntimeError(
-            "a PrioritizedSampler belongs to the process that samples; workers write to the buffer without it"
-        )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
+from swath.copying import NotCopied
 from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
@@ -22,13 +23,14 @@ from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Wri
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.structure import maybe_dense_stack
+from swath.states import mismatch
 
 #: How often whoever waits for data looks for it: workers commit without telling anybody.
 _SECONDS_BETWEEN_LOOKS = 0.002
 _MOST_TRIES = 1000
 
 
-class ReplayBuffer:
+class ReplayBuffer(NotCopied):
     """Keeps frames, and gives some of them.
 
     Collectors that get it as ``replay_buffer=`` write frames to it, each env's behind one another; workers write by
@@ -60,6 +62,11 @@ class ReplayBuffer:
     (10, torch.Size([4]), tensor([0, 1, 2]))
     """
 
+    _owns = "memory that collectors write to, and threads that take turns"
+    _instead_of_a_copy = (
+        "give it to a collector as replay_buffer=, whose workers then write to it; or make another one with the same "
+        "arguments, and give it this one's state_dict()"
+    )
     #: Whether samples say where they are from.
     _adds_index = False
 
@@ -400,9 +407,9 @@ class ReplayBuffer:
         storage = self._storage
         if not storage.is_laid_out or storage.tracks is not drawn.tracks:
             return False
-        if self._sampler.in_passes and not drawn.window.is_same(storage.tracks.window()):
-            return False
-        return bool(storage.tracks.intact(drawn.window, drawn.slots).all())
+        if drawn.tracks.unchanged(drawn.window):
+            return True
+        return not self._sampler.in_passes and bool(drawn.tracks.intact(drawn.window, drawn.slots).all())
 
     def _mark(self) -> Any:
         return (self._sampler.mark(), self._rng.bit_generator.state) if self._sampler.in_passes else None
@@ -421,13 +428,10 @@ class ReplayBuffer:
             self._prefetcher.drop(self._undo)
 
     def _draw(self, size: int) -> Drawn:
-        storage = self._storage
-        if not storage.is_laid_out or not storage.tracks.committed.any():
-            self._raise_failures()
-            raise RuntimeError(
-                "the buffer is empty; sample(wait=True) waits for a collector that was started to fill it"
-            )
-        tracks, sampler = storage.tracks, self._sampler
+        storage, sampler = self._storage, self._sampler
+        if not storage.is_laid_out:
+            raise self._is_empty()
+        tracks = storage.tracks
         window = self._readable(tracks)
         for _ in range(_MOST_TRIES):
             with self._sampling:
@@ -446,8 +450,16 @@ class ReplayBuffer:
             self._go_back(before)
         else:
             raise RuntimeError("frames are overwritten faster than they can be read; use a larger storage")
-        data, info = self._finish(slots, info, data)
+        try:
+            data, info = self._finish(slots, info, data)
+        except BaseException:
+            self._go_back(before)  # what nobody got is still to come in this pass
+            raise
         return Drawn(data, info, slots, tracks, window, ends_pass, before)
+
+    def _is_empty(self) -> RuntimeError:
+        self._raise_failures()
+        return RuntimeError("the buffer is empty; sample(wait=True) waits for a collector that was started to fill it")
 
     def _readable(self, tracks: Tracks) -> Window:
         """What can be read; for a moment, while all of it is written over, there may be nothing."""
@@ -455,6 +467,8 @@ class ReplayBuffer:
             window = tracks.window()
             if window.total:
                 return window
+            if not tracks.committed.any():
+                raise self._is_empty()
             time.sleep(_SECONDS_BETWEEN_LOOKS / 10)
         raise RuntimeError("all frames of the buffer are being overwritten, and nobody finishes it; write it anew")
 
@@ -594,6 +608,8 @@ class ReplayBuffer:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what ``state_dict`` gave, instead of what is there."""
+        if not isinstance(state_dict, Mapping) or not {"about", "storage"} <= state_dict.keys():
+            raise mismatch(type(self).__name__, state_dict, "the state of a replay buffer")
         self._restore(state_dict["about"], lambda: restore_storage(self._storage, state_dict["storage"]))
 
     def _about(self) -> dict[str, Any]:
@@ -625,12 +641,6 @@ class ReplayBuffer:
     def share(self, shared: bool = True) -> ReplayBuffer:
         """Nothing to do: a collector's workers get what they need when they start."""
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "a ReplayBuffer stays in its process: give it to a collector as replay_buffer=, whose workers then write "
-            "to it; or send what it has: rb.state_dict()"
-        )
 
 
 class TensorDictReplayBuffer(ReplayBuffer):

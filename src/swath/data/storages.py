@@ -11,13 +11,14 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 
 from swath import platforms
+from swath.copying import NotCopied
 from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Sizes
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.rollout.delivery import TRAJ_IDS
@@ -29,8 +30,11 @@ Rows = Mapping[Key, torch.Tensor]
 _TENSOR: Key = ("_tensor",)
 
 
-class Storage:
+class Storage(NotCopied):
     """What every storage has: ``max_size`` frames in tracks. Use one of its subclasses."""
+
+    _owns = "frames that others may be writing"
+    _instead_of_a_copy = "make another one with the same arguments, and give its buffer this one's state_dict()"
 
     def __init__(self, max_size: int, ndim: int = 1) -> None:
         if isinstance(max_size, bool) or max_size != int(max_size) or max_size < 1:
@@ -85,6 +89,10 @@ class Storage:
 
     def __len__(self) -> int:
         return len(self.tracks) if self.is_laid_out else 0
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        # Without data it is no more than its arguments.
+        return super().__reduce_ex__(protocol) if self.is_laid_out else object.__reduce_ex__(self, protocol)
 
     def _track_length(self, num_tracks: int) -> int:
         return max(1, self.max_size // num_tracks)
@@ -342,6 +350,10 @@ class LazyMemmapStorage(TensorStorage):
                 )
 
     _told_device = CPU
+    _owns = "a folder of its own"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        NotCopied.__reduce_ex__(self, protocol)
 
     def _allocate(self, layout: FrameLayout, shared: bool) -> FrameMemory:
         return FrameMemory.in_folder(layout, self.folder)

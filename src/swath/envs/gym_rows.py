@@ -27,6 +27,7 @@ from swath.envs.specs import Composite, Spec, Unbounded
 from swath.errors import EnvDataError, add_note
 from swath.rollout.layout import as_key, show
 from swath.rollout.strip import Strip
+from swath.states import count, mismatch
 
 
 class GymRowEnv(RowEnv):
@@ -108,10 +109,13 @@ class GymRowEnv(RowEnv):
         return {"np_random": states, "pending_seeds": list(self.pending_seeds)}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        states = state_dict.get("np_random", [])
+        is_state = isinstance(state_dict, Mapping)
+        states = state_dict.get("np_random", []) if is_state else []
         if len(states) != len(self.gym_envs):
-            if strict:
-                raise ValueError(f"state of {len(states)} envs given to {len(self.gym_envs)}")
+            if strict or not is_state:
+                raise mismatch(
+                    type(self).__name__, state_dict, f"the state of {count(len(self.gym_envs), 'Gymnasium env')}"
+                )
             return
         for env, state in zip(self.gym_envs, states, strict=True):
             env.unwrapped.np_random.bit_generator.state = state

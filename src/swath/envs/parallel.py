@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from swath import platforms
+from swath.copying import NotCopied
 from swath.envs.making import resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvClosed, EnvError
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout, show
 from swath.rollout.strip import Strip
+from swath.states import count, mismatch, numbered
 from swath.workers.env_crew import EnvCrew, Group
 from swath.workers.env_hosts import ProcessHosts
 from swath.workers.layout import WorkerLayout, available_cores
@@ -36,8 +38,11 @@ _MEANINGLESS = (
 )
 
 
-class CrewEnv(RowEnv):
+class CrewEnv(NotCopied, RowEnv):
     """What ``ParallelEnv`` and ``AsyncEnvPool`` have in common: envs elsewhere, of which this one tells."""
+
+    _owns = "workers of its own"
+    _instead_of_a_copy = "give the function that makes it, or make another one with the same arguments"
 
     def __init__(
         self, crew: EnvCrew, device: torch.device | str | None = None, envs_per_group: int | None = None
@@ -45,8 +50,6 @@ class CrewEnv(RowEnv):
         self._crew = crew
         #: None: all envs of a worker are stepped together.
         self._envs_per_group = envs_per_group
-        #: Envs that their worker has reset already, and that nobody has asked to reset yet.
-        self.reset_ahead: set[int] = set()
         about = crew.about
         num_envs = crew.worker_layout.num_members
         super().__init__(batch_size=(num_envs, *about.env_size), device=device if device is not None else about.device)
@@ -116,7 +119,7 @@ class CrewEnv(RowEnv):
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         """Seed every env; each seed follows from the one before. Returns the one for the next env."""
         self._assert_open()
-        self.reset_ahead.clear()  # those resets were made without it
+        self._crew.reset_ahead.clear()  # those resets were made without it
         for worker in range(self.num_processes):
             if seed is not None:
                 (seed,) = self._crew.hosts.call("set_seed", int(seed), static_seed, workers=[worker])
@@ -127,16 +130,23 @@ class CrewEnv(RowEnv):
         return {f"worker{i}": state for i, state in enumerate(self._crew.hosts.call("state_dict"))}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """As many workers as the state is of; one that it is not of is an error, and nothing is changed."""
+        self.check_state_dict(state_dict, strict)
+        self._crew.reset_ahead.clear()
+        self._give_workers("load_state_dict", state_dict, strict)
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        # Where the envs are, in one go: they may be in a step that resets them.
         self._assert_open()
-        self.reset_ahead.clear()
-        if strict and len(state_dict) != self.num_processes:
-            raise ValueError(
-                f"the state is of {len(state_dict)} workers, this {type(self).__name__} has {self.num_processes}; make "
-                "it with the same num_workers, or give strict=False"
-            )
+        if strict and len(numbered(state_dict, "worker")) != self.num_processes:
+            expected = f"the state of envs in {count(self.num_processes, 'worker')} (strict=False takes what fits)"
+            raise mismatch(type(self).__name__, state_dict, expected)
+        self._give_workers("check_state_dict", state_dict, strict)
+
+    def _give_workers(self, method: str, state_dict: dict[str, Any], strict: bool) -> None:
         for worker in range(self.num_processes):
             if f"worker{worker}" in state_dict:
-                self._crew.hosts.call("load_state_dict", state_dict[f"worker{worker}"], strict, workers=[worker])
+                self._crew.hosts.call(method, state_dict[f"worker{worker}"], strict, workers=[worker])
 
     def _close(self) -> None:
         self._crew.shutdown()
@@ -144,12 +154,6 @@ class CrewEnv(RowEnv):
     def __del__(self) -> None:
         if not self.__dict__.get("is_closed", True):
             self.close(raise_if_closed=False)
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} has processes of its own and cannot be copied or sent to another process; give "
-            "the function that makes it"
-        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._crew.about.env}, {self._crew.worker_layout}, device={self.device})"
@@ -349,7 +353,7 @@ class ParallelStepper:
         if self._operation == STEP_AND_RESET:
             for ours, last in part.last:
                 ours[t + 1, ended] = last[over]
-            self._env.reset_ahead.update(ended)
+            self._crew.reset_ahead.update(ended)
         return ended
 
     def _forget_ends(self) -> None:
@@ -359,7 +363,7 @@ class ParallelStepper:
 
     def _fail(self) -> None:
         self._forget_ends()
-        self._env.reset_ahead.clear()
+        self._crew.reset_ahead.clear()
         self._crew.raise_failures()
 
     def _step_some(self, t: int, env_ids: list[int]) -> list[int] | None:
@@ -397,7 +401,7 @@ class ParallelStepper:
         self._let_finish()
         if row == 0:  # a step whose end nobody took over (Ctrl-C) has left its flags: they are not the next step's
             self._forget_ends()
-        ahead = self._env.reset_ahead
+        ahead = self._crew.reset_ahead
         is_plain = not kwargs and list_of_kwargs is None
         if is_plain and ahead and (done_already := [env_id for env_id in env_ids if env_id in ahead]):
             self._copy(row, done_already, theirs=1)

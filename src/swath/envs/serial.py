@@ -17,6 +17,7 @@ from swath.errors import EnvError, add_note
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Column, Strip
+from swath.states import count, mismatch, numbered
 
 #: What users of ParallelEnv pass to either; there are no processes here, so there is nothing to do.
 _FOR_PROCESSES = (
@@ -176,6 +177,10 @@ class SerialRowEnv(_Children, RowEnv):
         return {f"env{i}": child.state_dict() for i, child in enumerate(self.children)}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        if strict and len(numbered(state_dict, "env")) != len(self.children):
+            raise mismatch(
+                type(self).__name__, state_dict, f"the state of a SerialEnv of {count(len(self.children), 'env')}"
+            )
         for i, child in enumerate(self.children):
             child.load_state_dict(state_dict.get(f"env{i}", {}), strict)
 

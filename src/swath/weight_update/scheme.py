@@ -198,6 +198,13 @@ class WeightSyncScheme:
     def _settings(self) -> dict[str, Any]:
         return {"strategy": self.strategy, "sync": self.sync, "timeout_s": self.timeout_s}
 
+    def __copy__(self) -> WeightSyncScheme:
+        """Another one with the same settings, and no connections: those are of one."""
+        return self._copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeightSyncScheme:
+        return self._copy()
+
     def __getstate__(self) -> dict[str, Any]:
         """Settings and the workers' ends of the connections; whoever gets it must init and connect anew."""
         return {**self._settings(), "_worker_ends": self._worker_ends}

@@ -92,6 +92,8 @@ class EnvCrew:
         self.num_rows = layout.num_members * self.rows_per_env
         #: Counts the memories that there were: who has views of an old one has to make new ones.
         self.generation = 0
+        #: Envs that their worker has reset already, and that nobody has asked to reset yet.
+        self.reset_ahead: set[int] = set()
         self._laid_out: tuple[Any, ...] | None = None
         self._ordered_at: dict[int, float] = {}
         self._next_look_at = 0.0

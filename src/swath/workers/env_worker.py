@@ -182,6 +182,9 @@ class EnvHost:
     def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
         self._env.load_state_dict(state, strict)
 
+    def check_state_dict(self, state: dict[str, Any], strict: bool) -> None:
+        self._env.check_state_dict(state, strict)
+
     def child_attributes(self, name: str) -> tuple[bool, list[Any]]:
         """Whether it is a method, and else what it is in each env."""
         values = [getattr(env, name) for env in self._made]

@@ -22,10 +22,11 @@ from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.envs.base import EnvBase
 from swath.envs.serial import SerialEnv
-from swath.errors import add_note
+from swath.errors import StateMismatch, add_note
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
 from swath.rollout.structure import Objects
+from swath.states import numbered
 from swath.workers.blocks import BlockLayout
 from swath.workers.board import Ledger, Page
 from swath.workers.buffer_writer import BufferWriter, Stored, stored
@@ -408,9 +409,24 @@ class Worker:
         states = [lane.collector.state_dict() for lane in self.lanes]
         return states[0] if len(states) == 1 else {f"lane{i}": state for i, state in enumerate(states)}
 
+    def check_state(self, state: Any, strict: bool) -> None:
+        """Raise what ``load_state_dict`` would raise, and change nothing."""
+        for lane, own in zip(self.lanes, self._by_lane(state), strict=True):
+            lane.collector._check_state(own, strict)
+
+    def _by_lane(self, state: Any) -> list[Any]:
+        if len(self.lanes) == 1:
+            return [state]
+        names = numbered(state, "lane")
+        if len(names) != len(self.lanes):
+            raise StateMismatch(
+                f"load_state_dict was given a worker's state of {len(names) or 1} batches of envs, and worker "
+                f"{self._blueprint.worker} has {len(self.lanes)}; make the collector with the same envs and num_workers"
+            )
+        return [state[name] for name in names]
+
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
-        for i, lane in enumerate(self.lanes):
-            own = state if len(self.lanes) == 1 else state[f"lane{i}"]
+        for lane, own in zip(self.lanes, self._by_lane(state), strict=True):
             lane.collector.load_state_dict(own, strict)
         self._mail.policy_version = self.lanes[0].collector._policy_version
         self._page.write(policy_version=self._mail.policy_version)

@@ -23,12 +23,14 @@ from swath.collectors.distributed.payload import join_batches, pack_tensors
 from swath.collectors.distributed.plans import NodePlans, list_nodes
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
 from swath.collectors.multi import ENV, WORKER
+from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
 from swath.rollout.layout import nested
 from swath.rollout.structure import Structure
+from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
@@ -36,7 +38,6 @@ from swath.weight_update.weights import (
     copied_policy,
     flat_weights,
     has_weights,
-    load_own_policy,
     require_findable,
     require_no_weights,
     save_own_policy,
@@ -134,7 +135,7 @@ class NodesCollector(BaseCollector):
         **engine_arguments: Any,
     ) -> None:
         self._closed = True  # until there is something to close
-        self.lock = FairLock()
+        self._lock = FairLock()
         self._owner_pid = os.getpid()
         own = self._own_arguments(engine_arguments)
         refuse_unknown(engine_arguments, type(self), NodesCollector, also_known=own)
@@ -212,7 +213,7 @@ class NodesCollector(BaseCollector):
                 "RPC, or nodes that others start); on_node_loss='continue' goes on with the rest"
             )
         self._roster = roster = Roster(
-            engine, loss, type(self).__name__, self.lock, start_timeout_s, weakly(self._welcome), weakly(self._forget)
+            engine, loss, type(self).__name__, self._lock, start_timeout_s, weakly(self._welcome), weakly(self._forget)
         )
         try:
             self._start(made)
@@ -316,6 +317,11 @@ class NodesCollector(BaseCollector):
     @property
     def _num_envs(self) -> int:
         return self._roster.num_envs
+
+    @property
+    def lock(self) -> FairLock:
+        """For weight schemes: whoever holds it, no other thread sends weights, gives orders or starts nodes again."""
+        return self._lock
 
     def _require_open(self) -> None:
         if self._owner_pid != os.getpid():
@@ -426,7 +432,7 @@ class NodesCollector(BaseCollector):
 
     def _give_orders(self) -> None:
         """In turns, so that at the beginning and at the end all nodes have something to do."""
-        with self.lock:
+        with self._lock:
             self._roster.finish_restarts()
             for rank in range(self._engine.orders_per_node):
                 for member in self._alive:
@@ -485,7 +491,7 @@ class NodesCollector(BaseCollector):
         self._in_hand.sort(key=lambda arrival: arrival.member.node)
 
     def _give_orders_to_all(self) -> None:
-        with self.lock:
+        with self._lock:
             self._roster.finish_restarts()
             each, members = self._lead.numel(), self._alive
             budget = dataclasses.replace(self._budget, num_envs=each * len(members))
@@ -615,7 +621,7 @@ class NodesCollector(BaseCollector):
         for node in nodes or ():
             if not 0 <= node < self.num_workers:
                 raise ValueError(f"there is no node {node}; there are {self.num_workers}, counted from 0")
-        with self.lock:  # versions arrive in the order in which they were counted
+        with self._lock:  # versions arrive in the order in which they were counted
             self._policy_version += 1
             for name, source in sent.items():
                 self._send(name, source, nodes, self._policy_version)
@@ -740,16 +746,29 @@ class NodesCollector(BaseCollector):
             member.next_own_id = max(member.next_own_id, -(-first // member.plan.ids.stride))
             self._roster.ask(member, "begin_ids_at", member.next_own_id)
 
+    def _check_state(self, state_dict: Any, strict: bool) -> None:
+        """Raise what nodes would raise, and change nothing."""
+        who, expected = type(self).__name__, f"the state of a collector of {count(len(self._alive), 'node')}"
+        require_counters(who, state_dict, expected)
+        names, next_ids = numbered(state_dict, "node"), state_dict.get("next_ids")
+        if len(names) != len(self._alive) or not isinstance(next_ids, Mapping) or next_ids.keys() != set(names):
+            raise mismatch(who, state_dict, expected)
+        for member, name in zip(self._alive, names, strict=True):
+            self._roster.ask(member, "check_state", state_dict[name], strict)
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many nodes; new episodes start.
 
         The policy that this collector was made with has its weights again, too.
+
+        Raises:
+            StateMismatch: it is the state of something else. Whatever is raised, nothing was changed.
         """
-        states = {name: own for name, own in state_dict.items() if name.startswith("node")}
-        if not states:
-            raise ValueError("this is not the state of a collector of nodes: it has no 'node0'")
-        if len(states) != len(self._alive):
-            raise ValueError(f"this state is of {len(states)} nodes, but there are {len(self._alive)}")
+        self._require_open()
+        self._require_still("load_state_dict")
+        self._check_state(state_dict, strict)
+        states = {name: state_dict[name] for name in numbered(state_dict, "node")}
+        load_all_or_nothing(self.policy, state_dict, strict)
         self._still("load_state_dict")
         self._policy_version = state_dict["policy_version"]
         for member, (name, own) in zip(self._alive, states.items(), strict=True):
@@ -759,7 +778,6 @@ class NodesCollector(BaseCollector):
             if weights is not None and "policy" in self._schemes and self._loss.restarts:
                 shared = self.share_weights(_tensors(weights))
                 self._schemes["policy"].remember(shared, [member.node], self._policy_version)
-        load_own_policy(self.policy, state_dict, strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._random_frames_left = state_dict["random_frames_left"]

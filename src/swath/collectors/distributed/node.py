@@ -406,6 +406,9 @@ class Node:
         else:
             self._collector._begin_ids_at(first_own_id)
 
+    def _do_check_state(self, state: Any, strict: bool) -> None:
+        self._collector._check_state(state, strict)  # type: ignore[attr-defined]
+
     def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool, first_own_id: int) -> None:
         self._collector.load_state_dict(state, strict)  # type: ignore[attr-defined]
         self._do_begin_ids_at(first_own_id)

@@ -16,6 +16,7 @@ import cloudpickle
 import torch
 
 from swath import platforms
+from swath.copying import NotCopied
 from swath.errors import InferenceError, ServerClosed, ServerDied, told
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
@@ -35,7 +36,7 @@ _SECONDS_TO_LEAVE = 1.0
 _SECONDS_FOR_HEALTH = 1.0
 
 
-class ProcessInferenceServer:
+class ProcessInferenceServer(NotCopied):
     """Serves a policy from a process of its own, to clients in any process of this machine.
 
     Args:
@@ -53,6 +54,9 @@ class ProcessInferenceServer:
     ...     server.client()(TensorDict(observation=torch.ones(2)))["action"]
     tensor([2., 2.])
     """
+
+    _owns = "a process that answers"
+    _instead_of_a_copy = "make another one with the same arguments, or give others a client(), which can be sent"
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath.copying import NotCopied
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.loop import Batching, ServingLoop
 from swath.modules.inference.pipes import MPTransport
@@ -29,7 +30,7 @@ DeviceLike = torch.device | str | int | None
 _CONFIGURABLE = ("max_batch_size", "min_batch_size", "timeout", "collect_stats", "stats_window_size")
 
 
-class InferenceServer:
+class InferenceServer(NotCopied):
     """Serves a policy, from a thread of this process, to any number of clients, which are batched as they come.
 
     Args:
@@ -62,6 +63,12 @@ class InferenceServer:
     >>> answer["action"].shape, answer["policy_version"]
     (torch.Size([2]), tensor(0))
     """
+
+    _owns = "a thread that answers"
+    _instead_of_a_copy = (
+        'make another one with the same arguments, or give others a client(): with transport="slots" or "mp" one can '
+        "be sent to another process"
+    )
 
     def __init__(
         self,

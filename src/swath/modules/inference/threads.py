@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from tensordict import TensorDictBase
 
+from swath.errors import CannotCopy
 from swath.modules.inference.client import InferenceClient, InferenceFuture
 from swath.modules.inference.requests import Answer, Request, merge, read_content
 from swath.modules.inference.transport import Transport
@@ -56,11 +57,14 @@ class ThreadClient(InferenceClient):
         self._transport.put(request)
         return InferenceFuture(_Submitted(request, self._transport), tensordict.copy())
 
+    def __copy__(self) -> ThreadClient:
+        return self._transport.client()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ThreadClient:
         return self._transport.client()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
+        raise CannotCopy(
             "this client of an InferenceServer is for threads of the server's own process; "
             "one that can be sent away is made by a server with transport=SlotTransport(), or MPTransport()"
         )

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from swath.copying import NotCopied
 from swath.errors import InferenceError, ServerClosed
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.requests import Asked, Request
@@ -17,11 +18,14 @@ from swath.rollout.layout import Key
 State = Literal["new", "open", "closed"]
 
 
-class Transport:
+class Transport(NotCopied):
     """What a server needs of a transport. Subclasses say what a client is, and how its requests come in.
 
     One server uses it once: ``open`` when it starts, ``close`` when it ends.
     """
+
+    _owns = "the requests that are under way"
+    _instead_of_a_copy = "make another one for another server, and send its client() where it is needed"
 
     def __init__(self) -> None:
         self.state: State = "new"
