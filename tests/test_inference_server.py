@@ -169,6 +169,43 @@ def test_any_policy_is_served() -> None:
         assert server.client()(asked)["next", "hidden"].shape == (3, 8)
 
 
+class Chooser(nn.Module):
+    """As people write it: a distribution in forward, and an attribute that decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.sign = 1.0
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        choice = torch.distributions.Categorical(logits=self.layer(observation) * self.sign)
+        action = choice.sample()
+        return action, choice.log_prob(action)
+
+
+def test_a_captured_policy_answers_as_it_would_when_called() -> None:
+    module = Chooser()
+    policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action", "log_prob"])
+    with InferenceServer(policy, share_weights=True) as server:
+        client = server.client()
+        for size in [(), (5,), ()] * 12:
+            request = observed(*size)
+            torch.manual_seed(1)
+            answer = client(request)
+            torch.manual_seed(1)
+            expected = policy(observed(*(size or (1,))))  # a server's rows are a batch
+            assert torch.equal(answer["action"].view(-1), expected["action"])
+            assert torch.equal(answer["log_prob"].view(-1), expected["log_prob"])
+        assert server.policy_plan() == "captured, 15 operations, 1 values looked at"
+        module.sign = -1.0
+        torch.manual_seed(1)
+        answer = client(observed(5))
+        torch.manual_seed(1)
+        assert torch.equal(answer["log_prob"], policy(observed(5))["log_prob"])
+        with pytest.raises(ValueError, match="Expected parameter logits"):
+            client(TensorDict({"observation": torch.full((5, 4), torch.nan)}, [5]))
+
+
 def test_the_callers_interaction_type_is_sent_and_types_are_not_mixed() -> None:
     seen: list[tuple[Any, int]] = []
 

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, lazy_stack
 from tensordict.nn import InteractionType, TensorDictModuleBase
+from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from swath.errors import PolicyOutputError, add_note
+from swath.modules.inference.captured_rows import CapturedRows
 from swath.modules.inference.requests import Answer, Content
 from swath.rollout.exploration import exploring
 from swath.rollout.first_call import require_inputs
@@ -23,6 +25,8 @@ from swath.rollout.policies import PolicyCall, TensorCall, name_outputs, policy_
 from swath.weight_update.weights import apply_weights
 
 _ACTION: Key = ("action",)
+#: Kinds of requests for which the policy is captured; others are answered by calling it.
+MAX_KINDS = 64
 
 
 class ServedPolicy:
@@ -69,6 +73,9 @@ class ServedPolicy:
         #: Nothing but layers that are known, whose results are nobody else's.
         self._gives_new_memory = False
         self._stacks: dict[Any, list[Function]] = {}
+        self._captured: dict[Any, CapturedRows] = {}
+        #: The kinds for which something may have changed since.
+        self._to_look_at: set[Any] = set()
         self._may_change = self.model is given and isinstance(given, nn.Module)
 
     def forget_source(self) -> None:
@@ -102,6 +109,11 @@ class ServedPolicy:
         self.version = self.version + 1 if version is None else version
         self.num_updates += 1
         self._calls = None
+        self._to_look_at = set(self._captured)
+
+    def describe(self) -> str:
+        """How the policy is called, in words, for the kinds of requests that came."""
+        return "; ".join(dict.fromkeys(captured.describe() for captured in self._captured.values())) or "as it is"
 
     # -- calling ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class ServedPolicy:
         came_from = next((tensor.device for tensor in rows.values()), None)
         if self._device is not None:
             rows = {key: tensor.to(self._device) for key, tensor in rows.items()}
-        outputs = self._outputs_for(rows, num_rows)
+        outputs = self._outputs_for(rows)
         goes_to = self._output_device or came_from
         for key, value in outputs.items():
             if not isinstance(value, torch.Tensor) or value.shape[:1] != (num_rows,):
@@ -156,8 +168,26 @@ class ServedPolicy:
         ]
         return ((names, values) for values in zip(*pieces, strict=True))
 
-    def _outputs_for(self, rows: dict[Key, torch.Tensor], num_rows: int) -> dict[Key, Any]:
+    def _outputs_for(self, rows: dict[Key, torch.Tensor]) -> dict[Key, Any]:
+        """What the policy gives for these rows: captured for each kind of rows that comes again."""
+        self._calls_for(rows)
+        if self._gives_new_memory or not isinstance(self.model, nn.Module):
+            return self._called_on(rows)
+        kind = (interaction_type(), *((key, tensor.shape, tensor.dtype) for key, tensor in rows.items()))
+        captured = self._captured.get(kind)
+        if captured is not None:
+            if self._may_change or kind in self._to_look_at:
+                self._to_look_at.discard(kind)
+                captured.look_again()
+            return captured(rows)
+        outputs = self._called_on(rows)
+        if len(self._captured) < MAX_KINDS and all(isinstance(value, torch.Tensor) for value in outputs.values()):
+            self._captured[kind] = CapturedRows(self.model, rows, outputs, self._called_on)
+        return outputs
+
+    def _called_on(self, rows: dict[Key, torch.Tensor]) -> dict[Key, Any]:
         calls = self._calls_for(rows)
+        num_rows = next((len(tensor) for tensor in rows.values()), 0)
         if not all(isinstance(call, TensorCall) for call in calls):
             return self._outputs_of(TensorDict(nested(rows), batch_size=[num_rows]))
         values: dict[Key, Any] = dict(rows)

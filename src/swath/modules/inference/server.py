@@ -240,6 +240,10 @@ class InferenceServer(NotCopied):
             "weight_updates": policy.num_updates,
         }
 
+    def policy_plan(self) -> str:
+        """How the policy is called, and why not faster; see ``Collector.policy_plan``."""
+        return self._loop.policy.describe()
+
     def __repr__(self) -> str:
         state = "serving" if self.is_alive else "not started" if self._thread is None else "shut down"
         return f"InferenceServer({type(self._loop.policy.model).__name__}, {type(self.transport).__name__}, {state})"
