@@ -147,9 +147,7 @@ CASES: dict[str, Case] = {
     "probabilistic": Case("ProbabilisticTensorDictSequential", zoo.probabilistic, wrong=wrong_sample, **_SAMPLED),
     "actor": Case("torchrl's ProbabilisticActor(MLP)", zoo.probabilistic_actor, wrong=wrong_sample, **_SAMPLED),
     "cnn": Case("a small CNN", zoo.cnn, network_of, wrong_cnn, env_id=zoo.IMAGES, frames_per_batch=200),
-    "lstm": Case(
-        "torchrl's LSTMModule", zoo.lstm, with_state, wrong_lstm, writes=("action", "h", "c"), has_state=True
-    ),
+    "lstm": Case("torchrl's LSTMModule", zoo.lstm, with_state, wrong_lstm, writes=("action", "h", "c"), has_state=True),
     "sac": Case("SAC's actor (TanhNormal)", zoo.sac, wrong=wrong_sac, env_id="Pendulum-v1", **_SAMPLED),
 }
 
