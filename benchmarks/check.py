@@ -22,15 +22,16 @@ def check(name: str, data: Transitions, setting: Setting, by_network: bool = Tru
     """Raise WrongData unless actions are the network's, episodes hang together, and every step is a real one."""
     lead = (setting.steps_per_batch, setting.num_envs)
     for field, array in vars(data).items():
-        _require(array.shape[:2] == lead, name, setting, f"{field} has shape {array.shape}, expected {lead} first")
+        require(array.shape[:2] == lead, name, setting, f"{field} has shape {array.shape}, expected {lead} first")
     if by_network:
         _check_actions(name, data, setting)
     done = data.terminated | data.truncated
     going_on = ~done[:-1]
     unbroken = np.array_equal(data.next_obs[:-1][going_on], data.obs[1:][going_on])
-    _require(unbroken, name, setting, "an observation differs from the step before, which did not end an episode")
-    stuck = (data.next_obs[:-1] == data.obs[1:]).all(-1) & done[:-1]
-    _require(not stuck.any(), name, setting, "next_obs at an episode's end is the reset observation, not the last one")
+    require(unbroken, name, setting, "an observation differs from the step before, which did not end an episode")
+    same = (data.next_obs[:-1] == data.obs[1:]).reshape(*done[:-1].shape, -1).all(-1)
+    stuck = same & done[:-1]
+    require(not stuck.any(), name, setting, "next_obs at an episode's end is the reset observation, not the last one")
     if setting.env_id in _STATE_SETTERS:
         _check_steps(name, data, setting)
 
@@ -41,10 +42,10 @@ def _check_actions(name: str, data: Transitions, setting: Setting) -> None:
     if setting.discrete:
         chosen = np.take_along_axis(outputs, data.actions[..., None], -1)[..., 0]
         greedy = np.allclose(chosen, outputs.max(-1), atol=1e-5)  # near ties, rounding may decide
-        _require(greedy, name, setting, "an action is not the greedy one")
+        require(greedy, name, setting, "an action is not the greedy one")
     else:
         same = np.allclose(data.actions, outputs, atol=1e-5)
-        _require(same, name, setting, "an action is not the network's output")
+        require(same, name, setting, "an action is not the network's output")
 
 
 def _check_steps(name: str, data: Transitions, setting: Setting) -> None:
@@ -64,7 +65,7 @@ def _check_steps(name: str, data: Transitions, setting: Setting) -> None:
         stored = [getattr(data, field)[t, index] for field in ("obs", "actions", "next_obs", "rewards", "terminated")]
         expected = [next_obs, reward, terminated]
         problem = f"step {t} of env {index} is not what the env does in that state: {stored}, expected {expected}"
-        _require(same, name, setting, problem)
+        require(same, name, setting, problem)
     env.close()
 
 
@@ -85,6 +86,6 @@ _STATE_SETTERS: dict[str, Callable[[Any, np.ndarray], None]] = {
 }
 
 
-def _require(holds: Any, name: str, setting: Setting, problem: str) -> None:
+def require(holds: Any, name: str, setting: Setting, problem: str) -> None:
     if not holds:
         raise WrongData(f"{name} ({setting}): {problem}")

@@ -37,12 +37,13 @@ class Transitions:
     @classmethod
     def empty(cls, setting: Setting) -> Transitions:
         lead = (setting.steps_per_batch, setting.num_envs)
+        obs_shape, obs_dtype = (*lead, *setting.obs_space.shape), setting.obs_space.dtype
         actions = np.empty(lead, np.int64)
         if not setting.discrete:
             actions = np.empty((*lead, setting.num_outputs), np.float32)
         return cls(
-            obs=np.empty((*lead, setting.obs_size), np.float32),
-            next_obs=np.empty((*lead, setting.obs_size), np.float32),
+            obs=np.empty(obs_shape, obs_dtype),
+            next_obs=np.empty(obs_shape, obs_dtype),
             actions=actions,
             rewards=np.empty(lead, np.float32),
             terminated=np.empty(lead, np.bool_),

@@ -48,11 +48,11 @@ def multi_async(
     """``MultiAsyncCollector`` of swath or torchrl: a batch is ``steps`` of one env, by default a whole batch's."""
     batches = Setting(setting.env_id, 1, steps or setting.frames_per_batch)
     collector = _collector(library, "MultiAsyncCollector", setting, batches.frames_per_batch, network, options)
-    contender = _StoppedBetween if library == "torchrl" else CollectorContender
+    contender = StoppedBetween if library == "torchrl" else CollectorContender
     return contender(batches, collector, num_turns=setting.num_envs)
 
 
-class _StoppedBetween(CollectorContender):
+class StoppedBetween(CollectorContender):
     """torchrl's async workers never rest: unasked, they collect one batch after the other and throw it away."""
 
     def rest(self) -> None:

@@ -37,7 +37,7 @@ class Throughput:
 
     def ratio(self, ours: str, name: str) -> float:
         """How many times faster one of ours is: the median over the repeats."""
-        return median(mine / theirs for mine, theirs in zip(self.fps[ours], self.fps[name], strict=True))
+        return median_ratio(self.fps[ours], self.fps[name])
 
     def efficiency(self, name: str) -> float:
         """η, the median over the repeats."""
@@ -57,9 +57,9 @@ class Throughput:
         ]
         for name, samples in self.fps.items():
             ratios = "".join(f"{self._ratio_cell(ours, name):>11}" for ours in self.ours)
-            lines.append(f"  {self.titles[name]:<22}{_spread(samples)}{ratios}{self.efficiency(name):>8.3f}")
+            lines.append(f"  {self.titles[name]:<22}{spread(samples)}{ratios}{self.efficiency(name):>8.3f}")
         title = "ideal X*" if self.cores == 1 else f"ideal X*, {self.cores} cores"
-        lines.append(f"  {title:<22}{_spread(self.ideal_fps)}")
+        lines.append(f"  {title:<22}{spread(self.ideal_fps)}")
         lines.append("  " + self._parts())
         return "\n".join(lines)
 
@@ -94,7 +94,12 @@ class Throughput:
         }
 
 
-def _spread(samples: Sequence[float]) -> str:
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median over the repeats: the i-th samples of both were taken in the same one."""
+    return median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def spread(samples: Sequence[float]) -> str:
     return f"{median(samples):>11,.0f}{f'{min(samples):,.0f} .. {max(samples):,.0f}':>20}"
 
 

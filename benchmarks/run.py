@@ -19,6 +19,7 @@ import multi
 import nodes
 import parallel
 import payload
+import policies
 import sampling
 import server
 import single
@@ -32,6 +33,7 @@ from report import write_json
 RESULTS = Path(__file__).parent / "results"
 PARTS: dict[str, Any] = {
     "single": single,
+    "policies": policies,
     "multi": multi,
     "startup": startup,
     "weights": weights,
@@ -46,7 +48,7 @@ PARTS: dict[str, Any] = {
     "nodes": nodes,
     "driver": driver,
 }
-_RIVALS = list(dict.fromkeys([*single.RIVALS, *multi.RIVALS, *batched.RIVALS]))
+_RIVALS = list(dict.fromkeys([*single.RIVALS, *policies.RIVALS, *multi.RIVALS, *batched.RIVALS]))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -56,6 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="measurements of each contender, at least 5 (default 7)")
     parser.add_argument("--envs", type=_names, default=["CartPole-v1", "Pendulum-v1"], help="ids (part single)")
     parser.add_argument("--counts", type=_counts, help="numbers of envs (part single; default 1,4,8,32)")
+    parser.add_argument("--policies", type=_policies, help=f"of {', '.join(policies.CASES)} (part policies)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seconds", type=float, help="shortest measurement (default 1)")
     length.add_argument("--frames", type=int, help="measure so many frames instead of a time")
@@ -99,6 +102,11 @@ def _counts(text: str) -> list[int]:
 
 def _rivals(text: str) -> list[str]:
     _require_known(_names(text), _RIVALS, "rival")
+    return _names(text)
+
+
+def _policies(text: str) -> list[str]:
+    _require_known(_names(text), list(policies.CASES), "policy")
     return _names(text)
 
 

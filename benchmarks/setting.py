@@ -42,15 +42,21 @@ class Setting:
         env = self.make_env()
         observation_space, action_space = env.observation_space, env.action_space
         env.close()
-        if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
-            raise ValueError(f"{self.env_id}: this benchmark needs vector observations, got {observation_space}")
+        if not isinstance(observation_space, spaces.Box):
+            raise ValueError(f"{self.env_id}: this benchmark needs Box observations, got {observation_space}")
         if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
             raise ValueError(f"{self.env_id}: this benchmark needs Discrete or Box actions, got {action_space}")
         return observation_space, action_space
 
     @property
+    def obs_space(self) -> spaces.Box:
+        return self._spaces[0]
+
+    @property
     def obs_size(self) -> int:
-        return self._spaces[0].shape[0]
+        if len(self.obs_space.shape) != 1:
+            raise ValueError(f"{self.env_id}: this needs vector observations, got {self.obs_space}")
+        return self.obs_space.shape[0]
 
     @property
     def discrete(self) -> bool:
