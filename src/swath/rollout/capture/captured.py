@@ -90,6 +90,8 @@ class CapturedPolicy:
         #: next one, and the last one to the call.
         self._paths: list[_Path] = []
         self._max_paths = MAX_PATHS
+        #: Emptied when the paths must not be taken any more, even by who has been given one for a batch.
+        self._live = [True]
         self._ambient: tuple[Any, ...] = ()
         self._stage: Callable[[int], None] = self._warm_up
         self._wait = self._next_wait = FIRST_WAIT
@@ -171,7 +173,7 @@ class CapturedPolicy:
         self._ambient = ambient()
         path = _Path(program_of(recording, inputs, recording.result, seen.tensor_ids), seen)
         leave = functools.partial(self._leave, path)
-        path.act = path.program.bound(called.input_rows, called.output_rows, leave)
+        path.act = path.program.bound(called.input_rows, called.output_rows, leave, self._live)
         self._paths.append(path)
 
     def _on_trial(self, t: int) -> None:
@@ -248,7 +250,7 @@ class CapturedPolicy:
             return "result"
         return None if all(map(torch.equal, our_states, random_states())) else "random state"
 
-    def _leave(self, path: _Path, t: int, where: str = "an operation that raised") -> None:
+    def _leave(self, path: _Path, t: int, where: str) -> None:
         """The path found another value than it knows."""
         following = self._after(path)
         if following is not None and following.is_trusted:
@@ -274,6 +276,9 @@ class CapturedPolicy:
                 self._max_paths = len(self._paths)
         else:
             self._call(t, where)
+        changed = self._what_changed() if self._paths else None
+        if changed is not None:  # on a way that it had not gone before
+            self._drop(f"{changed} was changed")
 
     def _call(self, t: int, where: str) -> None:
         started = perf_counter()
@@ -294,12 +299,17 @@ class CapturedPolicy:
         self._next_wait = FIRST_WAIT if lasted else min(2 * self._next_wait, LAST_WAIT)
         self._wait = self._next_wait
         self._bail_outs, self._bail_out_s = 0, 0.0
-        self._paths, self._max_paths = [], MAX_PATHS
+        self._max_paths = MAX_PATHS
+        self._leave_all()
         self._stage, self.reason = self._warm_up, reason
 
     def _give_up(self, reason: str) -> None:
-        self._paths = []
+        self._leave_all()
         self._stage, self.reason = self._called.act, reason
+
+    def _leave_all(self) -> None:
+        self._live.clear()
+        self._paths, self._live = [], [True]
 
 
 def ambient() -> tuple[Any, ...]:
