@@ -14,6 +14,7 @@ Each call of the policy is a step's call: none is made besides, so what it chang
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
+from torch.nn.modules import module
 
 from swath.errors import CaptureError
 from swath.rollout.capture.program import Program, Rows, program_of, random_states, restore
@@ -40,6 +42,12 @@ MAX_PATHS = 4
 #: A path that is left so many times, and for most of the time, is dropped.
 MAX_TRIES = 16
 MOST = 0.8
+
+
+#: Hooks on every module.
+_GLOBAL_HOOKS = [
+    hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
+]
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,10 @@ class CapturedPolicy:
 
     def _first(self, t: int) -> None:
         started = perf_counter()
+        if sys.getprofile() is not None:  # there is one place for a profiler, and that of cProfile cannot be put back
+            self.reason = "a profiler is active"
+            self._called.act(t)
+            return
         if not all(memory.is_there for memory in self._called.remembered):
             self._give_up("it does not always write what it reads at its next call")
             self._called.act(t)
@@ -169,9 +181,14 @@ class CapturedPolicy:
         called.write(t, recording.result)
         if recording.refusals:
             raise NotCapturable(recording.refusals[0])
-        seen = watch(called.roots, recording)
+        try:
+            seen = watch(called.roots, recording)
+            path = _Path(program_of(recording, inputs, recording.result, seen.tensor_ids), seen)
+        except Exception as error:  # what was collected is right: it was called
+            if isinstance(error, NotCapturable):
+                raise
+            raise NotCapturable(f"its operations cannot be repeated ({type(error).__name__}: {error})") from error
         self._ambient = ambient()
-        path = _Path(program_of(recording, inputs, recording.result, seen.tensor_ids), seen)
         leave = functools.partial(self._leave, path)
         path.act = path.program.bound(called.input_rows, called.output_rows, leave, self._live)
         self._paths.append(path)
@@ -269,7 +286,7 @@ class CapturedPolicy:
         following = self._after(path)
         if following is not None:
             self._on_probation(following, t)
-        elif 0 < len(self._paths) < self._max_paths:
+        elif 0 < len(self._paths) < self._max_paths and sys.getprofile() is None:
             try:
                 self._record(t)
             except NotCapturable:
@@ -328,6 +345,7 @@ def ambient() -> tuple[Any, ...]:
         torch._C._len_torch_function_stack(),
         interaction_type(),
         Distribution._validate_args,
+        *map(tuple, _GLOBAL_HOOKS),
     )
 
 

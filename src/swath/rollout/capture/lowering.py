@@ -63,6 +63,8 @@ def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement 
     elif node.pristine is not None or node.name in _CONSTANT_LIKE:
         if storage_of(node.outputs[0]) in changed:
             yield _anew(node)
+    elif node.is_there_to_raise:
+        yield Statement(node.op, node.args, node.kwargs)
     elif node.name in _EMPTY or _is_view(node):
         return
     elif node.written:

@@ -16,7 +16,7 @@ import torch
 
 from swath.rollout.capture.lowering import Check, Statement, lowered
 from swath.rollout.capture.memory import OwnMemory
-from swath.rollout.capture.recording import LIFT, Node, NotCapturable, Recording, storage_of
+from swath.rollout.capture.recording import EQUAL, ITEM, LIFT, TO_LIST, Node, NotCapturable, Recording, storage_of
 from swath.rollout.capture.rewrites import rewritten
 
 #: Where a program was left, if not at a value that was looked at.
@@ -129,6 +129,14 @@ def _require_repeatable(node: Node) -> None:
         raise NotCapturable(f"{node.name} works on a subclass of Tensor")
     if any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values())):
         raise NotCapturable(f"{node.name} draws from a generator of its own")
+    # Batch normalisation does not declare that it changes its running statistics.
+    is_training = node.name in ("native_batch_norm", "cudnn_batch_norm") and node.args[3] is not None and node.args[5]
+    if is_training or (node.written and node.made):
+        raise NotCapturable(f"{node.name} gives a result and changes what it is given")
+    if any(t.is_conj() or t.is_neg() for t in (*node.inputs, *node.outputs)):
+        raise NotCapturable(f"{node.name} works on a tensor that is yet to be conjugated or negated")
+    if node.is_check and node.op not in (ITEM, EQUAL, TO_LIST):
+        raise NotCapturable(f"{node.name} looks at a tensor ({node.where})")
     if any(t.is_sparse or t.is_quantized or t.is_nested for t in (*node.inputs, *node.outputs)):
         raise NotCapturable(f"{node.name} works on sparse, quantized or nested tensors")
     tags = getattr(node.op, "tags", ())
@@ -197,7 +205,8 @@ class _Graph:
                 looks_back = True
             else:
                 early |= needed
-        needed = self._closure(self._wanted | lasting | set(checks))
+        raising = {i for i, node in enumerate(self.nodes) if node.is_there_to_raise}
+        needed = self._closure(self._wanted | lasting | raising | set(checks))
         order = sorted(early) + sorted(needed - early)
         late = (set(checks) - early) | {i for i in needed if self._may_raise(self.nodes[i])}
         last = max((place for place, i in enumerate(order) if i in late), default=0)
@@ -210,7 +219,9 @@ class _Graph:
         if node.name in ("gather", "one_hot"):
             index = storage_of(node.args[2 if node.name == "gather" else 0])
             return not any(self.nodes[i].name == "multinomial" for i in self._writers.get(index, ()))
-        return node.name in _RAISING or node.name.startswith(("linalg_", "_linalg", "cholesky"))
+        return (
+            node.is_there_to_raise or node.name in _RAISING or node.name.startswith(("linalg_", "_linalg", "cholesky"))
+        )
 
     def _closure(self, roots: set[int]) -> set[int]:
         found: set[int] = set()

@@ -83,6 +83,10 @@ class Node:
         return self.op is TO_LIST or isinstance(self.result, (bool, int, float, complex))
 
     @property
+    def is_there_to_raise(self) -> bool:
+        return not (self.outputs or self.written or self.is_check)
+
+    @property
     def is_random(self) -> bool:
         return torch.Tag.nondeterministic_seeded in getattr(self.op, "tags", ())
 
@@ -152,10 +156,15 @@ class _Operations(TorchDispatchMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.nodes = recording.nodes
+        self.refusals = recording.refusals
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:  # which the policy may handle: another time, nothing may be raised
+            self.refusals.append(f"{func} raises ({user_line(sys._getframe(1))})")
+            raise
         node = Node(func, args, kwargs, result)
         if node.is_check:
             node.where = user_line(sys._getframe(1))
@@ -177,11 +186,16 @@ class _WholeLayers(TorchFunctionMode):
     def __init__(self, operations: _Operations) -> None:
         super().__init__()
         self._nodes = operations.nodes
+        self._refusals = operations.refusals
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _is_whole(func, args, kwargs):
-            return func(*args, **kwargs)
+            before = len(self._nodes)
+            result = func(*args, **kwargs)
+            if _reads_unseen(func, args, self._nodes[before:]):
+                self._refusals.append(f"{func.__name__} reads a tensor's value ({user_line(sys._getframe(1))})")
+            return result
         mode: Any = _pop_mode()
         try:
             result = func(*args, **kwargs)
@@ -197,6 +211,19 @@ def _is_whole(function: Any, args: Any, kwargs: Any) -> bool:
     if function is ONE_HOT:
         return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) > 0
     return function is TO_LIST or (function is LINEAR and not torch.is_autocast_enabled("cpu"))
+
+
+def _reads_unseen(function: Any, args: Any, nodes: list[Node]) -> bool:
+    """Whether it may have read a tensor's value without an operation that shows it."""
+    name = getattr(function, "__name__", "")
+    if name in ("__float__", "__int__", "__index__", "__bool__", "__complex__"):
+        return not any(node.is_check for node in nodes)
+    if name == "tensor_split":
+        return len(tensors_in(args)) > 1
+    # A tensor of numbers, some of which are in tensors: torch.tensor([1.0, x[0]])
+    return any(node.op is LIFT for node in nodes) and any(
+        isinstance(value, (list, tuple)) and tensors_in(value) for value in args
+    )
 
 
 class _Profiler:
