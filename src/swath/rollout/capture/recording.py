@@ -5,6 +5,7 @@ The tensors of a recording are kept: they are the memory in which the program ru
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -255,6 +256,8 @@ class _Profiler:
         module = frame.f_globals.get("__name__") or ""
         if not _is_standard(frame):
             self._recording.user_code[code] = frame.f_globals
+            if "__dict__" in code.co_names or any(i.opname == "MATCH_CLASS" for i in dis.get_instructions(code)):
+                self._recording.looks_up_any_name = True
         elif _root_of(frame) not in PURE_MODULES and (_root_of(frame) in IMPURE_MODULES or not _by_library(frame)):
             self._recording.refusals.append(f"it calls {module}.{code.co_qualname} ({user_line(frame.f_back)})")
 
@@ -297,13 +300,14 @@ def _why_not_called(function: Any, by_library: bool) -> str | None:
     module = (getattr(function, "__module__", None) or "").partition(".")[0]
     if isinstance(owner, torch.Tensor):
         return f"it calls .{name}() of a tensor" if name in _LEAVING_TORCH else None
-    kind = type(owner)
+    kind = owner if isinstance(owner, type) else type(owner)
     source = module or kind.__module__.partition(".")[0]
     if by_library:
         return f"it calls {source}.{name}" if source in IMPURE_MODULES else None
-    if module == "builtins" and name not in _PURE_BUILTINS and not isinstance(owner, _PURE_OWNERS):
+    is_pure = issubclass(kind, _PURE_OWNERS)
+    if module == "builtins" and name not in _PURE_BUILTINS and not is_pure:
         return f"it calls {name}()"
-    if source in LIBRARIES or source in PURE_MODULES or isinstance(owner, _PURE_OWNERS):
+    if source in LIBRARIES or source in PURE_MODULES or is_pure:
         return None
     return f"it calls {source}.{name}"
 
