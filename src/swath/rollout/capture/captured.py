@@ -14,6 +14,7 @@ Each call of the policy is a step's call: none is made besides, so what it chang
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
+from torch.nn.modules import module
 
 from swath.errors import CaptureError
 from swath.rollout.capture.program import Program, Rows, program_of, random_states, restore
@@ -40,6 +42,12 @@ MAX_PATHS = 4
 #: A path that is left so many times, and for most of the time, is dropped.
 MAX_TRIES = 16
 MOST = 0.8
+
+
+#: Hooks on every module.
+_GLOBAL_HOOKS = [
+    hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
+]
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ class CapturedPolicy:
         #: next one, and the last one to the call.
         self._paths: list[_Path] = []
         self._max_paths = MAX_PATHS
+        #: Emptied when the paths must not be taken any more, even by who has been given one for a batch.
+        self._live = [True]
         self._ambient: tuple[Any, ...] = ()
         self._stage: Callable[[int], None] = self._warm_up
         self._wait = self._next_wait = FIRST_WAIT
@@ -147,6 +157,10 @@ class CapturedPolicy:
 
     def _first(self, t: int) -> None:
         started = perf_counter()
+        if sys.getprofile() is not None:  # there is one place for a profiler, and that of cProfile cannot be put back
+            self.reason = "a profiler is active"
+            self._called.act(t)
+            return
         if not all(memory.is_there for memory in self._called.remembered):
             self._give_up("it does not always write what it reads at its next call")
             self._called.act(t)
@@ -167,11 +181,16 @@ class CapturedPolicy:
         called.write(t, recording.result)
         if recording.refusals:
             raise NotCapturable(recording.refusals[0])
-        seen = watch(called.roots, recording)
+        try:
+            seen = watch(called.roots, recording)
+            path = _Path(program_of(recording, inputs, recording.result, seen.tensor_ids), seen)
+        except Exception as error:  # what was collected is right: it was called
+            if isinstance(error, NotCapturable):
+                raise
+            raise NotCapturable(f"its operations cannot be repeated ({type(error).__name__}: {error})") from error
         self._ambient = ambient()
-        path = _Path(program_of(recording, inputs, recording.result, seen.tensor_ids), seen)
         leave = functools.partial(self._leave, path)
-        path.act = path.program.bound(called.input_rows, called.output_rows, leave)
+        path.act = path.program.bound(called.input_rows, called.output_rows, leave, self._live)
         self._paths.append(path)
 
     def _on_trial(self, t: int) -> None:
@@ -248,7 +267,7 @@ class CapturedPolicy:
             return "result"
         return None if all(map(torch.equal, our_states, random_states())) else "random state"
 
-    def _leave(self, path: _Path, t: int, where: str = "an operation that raised") -> None:
+    def _leave(self, path: _Path, t: int, where: str) -> None:
         """The path found another value than it knows."""
         following = self._after(path)
         if following is not None and following.is_trusted:
@@ -267,13 +286,16 @@ class CapturedPolicy:
         following = self._after(path)
         if following is not None:
             self._on_probation(following, t)
-        elif 0 < len(self._paths) < self._max_paths:
+        elif 0 < len(self._paths) < self._max_paths and sys.getprofile() is None:
             try:
                 self._record(t)
             except NotCapturable:
                 self._max_paths = len(self._paths)
         else:
             self._call(t, where)
+        changed = self._what_changed() if self._paths else None
+        if changed is not None:  # on a way that it had not gone before
+            self._drop(f"{changed} was changed")
 
     def _call(self, t: int, where: str) -> None:
         started = perf_counter()
@@ -294,12 +316,17 @@ class CapturedPolicy:
         self._next_wait = FIRST_WAIT if lasted else min(2 * self._next_wait, LAST_WAIT)
         self._wait = self._next_wait
         self._bail_outs, self._bail_out_s = 0, 0.0
-        self._paths, self._max_paths = [], MAX_PATHS
+        self._max_paths = MAX_PATHS
+        self._leave_all()
         self._stage, self.reason = self._warm_up, reason
 
     def _give_up(self, reason: str) -> None:
-        self._paths = []
+        self._leave_all()
         self._stage, self.reason = self._called.act, reason
+
+    def _leave_all(self) -> None:
+        self._live.clear()
+        self._paths, self._live = [], [True]
 
 
 def ambient() -> tuple[Any, ...]:
@@ -318,6 +345,7 @@ def ambient() -> tuple[Any, ...]:
         torch._C._len_torch_function_stack(),
         interaction_type(),
         Distribution._validate_args,
+        *map(tuple, _GLOBAL_HOOKS),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from swath.rollout.capture.recording import EQUAL, LINEAR, ONE_HOT, TO_LIST, Node, storage_of
-from swath.rollout.capture.rewrites import LOOKS, Makers, no_nan
+from swath.rollout.capture.rewrites import LOOKS, Makers, gives_probabilities, no_nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,8 @@ def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement 
     elif node.pristine is not None or node.name in _CONSTANT_LIKE:
         if storage_of(node.outputs[0]) in changed:
             yield _anew(node)
+    elif node.is_there_to_raise:
+        yield Statement(node.op, node.args, node.kwargs)
     elif node.name in _EMPTY or _is_view(node):
         return
     elif node.written:
@@ -137,7 +139,12 @@ def _logsumexp(node: Node) -> Iterator[Statement]:
 def _is_softmax_of_numbers(node: Node, makers: Makers, numbers: set[int]) -> bool:
     """One sample of what can only be probabilities: there is nothing to check."""
     maker = makers.through(node.args[0], LOOKS)
-    return node.args[1] == 1 and maker is not None and maker.name == "_softmax" and id(maker.args[0]) in numbers
+    return (
+        node.args[1] == 1
+        and maker is not None
+        and maker.name == "_softmax"
+        and gives_probabilities(maker, makers, numbers)
+    )
 
 
 def _multinomial(node: Node) -> Iterator[Statement]:

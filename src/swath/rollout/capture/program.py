@@ -16,8 +16,11 @@ import torch
 
 from swath.rollout.capture.lowering import Check, Statement, lowered
 from swath.rollout.capture.memory import OwnMemory
-from swath.rollout.capture.recording import LIFT, Node, NotCapturable, Recording, storage_of
+from swath.rollout.capture.recording import EQUAL, ITEM, LIFT, TO_LIST, Node, NotCapturable, Recording, storage_of
 from swath.rollout.capture.rewrites import rewritten
+
+#: Where a program was left, if not at a value that was looked at.
+RAISED = "an operation that raised"
 
 #: Memory that a program may hold.
 MAX_BYTES = 256 * 2**20
@@ -69,9 +72,11 @@ class Program:
     def num_operations(self) -> int:
         return sum(isinstance(statement, Statement) for statement in self.statements)
 
-    def bound(self, inputs: Sequence[Rows], outputs: Sequence[Rows], bail_out: Callable[..., None]) -> Any:
-        """``act(t)`` on these rows."""
-        return _Source(self, inputs, outputs, bail_out).compiled()
+    def bound(
+        self, inputs: Sequence[Rows], outputs: Sequence[Rows], bail_out: Callable[..., None], live: list[Any]
+    ) -> Any:
+        """``act(t)`` on these rows; once ``live`` is empty, ``bail_out`` only."""
+        return _Source(self, inputs, outputs, bail_out, live).compiled()
 
 
 def program_of(
@@ -124,6 +129,14 @@ def _require_repeatable(node: Node) -> None:
         raise NotCapturable(f"{node.name} works on a subclass of Tensor")
     if any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values())):
         raise NotCapturable(f"{node.name} draws from a generator of its own")
+    # Batch normalisation does not declare that it changes its running statistics.
+    is_training = node.name in ("native_batch_norm", "cudnn_batch_norm") and node.args[3] is not None and node.args[5]
+    if is_training or (node.written and node.made):
+        raise NotCapturable(f"{node.name} gives a result and changes what it is given")
+    if any(t.is_conj() or t.is_neg() for t in (*node.inputs, *node.outputs)):
+        raise NotCapturable(f"{node.name} works on a tensor that is yet to be conjugated or negated")
+    if node.is_check and node.op not in (ITEM, EQUAL, TO_LIST):
+        raise NotCapturable(f"{node.name} looks at a tensor ({node.where})")
     if any(t.is_sparse or t.is_quantized or t.is_nested for t in (*node.inputs, *node.outputs)):
         raise NotCapturable(f"{node.name} works on sparse, quantized or nested tensors")
     tags = getattr(node.op, "tags", ())
@@ -192,7 +205,8 @@ class _Graph:
                 looks_back = True
             else:
                 early |= needed
-        needed = self._closure(self._wanted | lasting | set(checks))
+        raising = {i for i, node in enumerate(self.nodes) if node.is_there_to_raise}
+        needed = self._closure(self._wanted | lasting | raising | set(checks))
         order = sorted(early) + sorted(needed - early)
         late = (set(checks) - early) | {i for i in needed if self._may_raise(self.nodes[i])}
         last = max((place for place, i in enumerate(order) if i in late), default=0)
@@ -205,7 +219,9 @@ class _Graph:
         if node.name in ("gather", "one_hot"):
             index = storage_of(node.args[2 if node.name == "gather" else 0])
             return not any(self.nodes[i].name == "multinomial" for i in self._writers.get(index, ()))
-        return node.name in _RAISING or node.name.startswith(("linalg_", "_linalg", "cholesky"))
+        return (
+            node.is_there_to_raise or node.name in _RAISING or node.name.startswith(("linalg_", "_linalg", "cholesky"))
+        )
 
     def _closure(self, roots: set[int]) -> set[int]:
         found: set[int] = set()
@@ -222,25 +238,31 @@ class _Source:
     """A program as Python's source: calling through it costs less than any loop over functions."""
 
     def __init__(
-        self, program: Program, inputs: Sequence[Rows], outputs: Sequence[Rows], bail_out: Callable[..., None]
+        self,
+        program: Program,
+        inputs: Sequence[Rows],
+        outputs: Sequence[Rows],
+        bail_out: Callable[..., None],
+        live: list[Any],
     ) -> None:
         self._names: dict[int, str] = {}
-        self.values: dict[str, Any] = {"bail_out": bail_out}
-        self._lines = ["def act(t):"]
+        self.values: dict[str, Any] = {"bail_out": bail_out, "live": live}
+        # The loop runs once. Where it is left, the policy is called behind the handler: what it raises is its own.
+        self._lines = ["def act(t):", f"    left = {RAISED!r}"]
         if program.looks_back:
             self.values |= {"random_states": random_states, "restore": restore}
             self._lines.append("    states = random_states()")
-        self._lines.append("    try:")
+        self._lines += ["    try:", "      while live:"]
         for tensor, rows in zip(program.inputs, inputs, strict=True):
             self._line(f"{self._name(tensor, 'x')}.copy_({self._name(rows, 'rows')}[t])")
         for statement in program.statements:
             self._statement(statement, program.looks_back)
         for tensor, rows in zip(program.outputs, outputs, strict=True):
             self._line(f"{self._name(rows, 'rows')}[t].copy_({self._name(tensor, 'v')})")
+        self._line("return")
         self._lines += ["    except Exception:"]
-        if program.looks_back:
-            self._line("restore(states)")
-        self._line("bail_out(t)")
+        self._line("restore(states)" if program.looks_back else "pass")
+        self._lines += ["    bail_out(t, left)"]
 
     def compiled(self) -> Callable[[int], None]:
         exec(compile("\n".join(self._lines), "<captured policy>", "exec"), self.values)
@@ -253,7 +275,8 @@ class _Source:
             self._line(f"if {look} != {expected}:")
             if looks_back:
                 self._line("    restore(states)")
-            self._line(f"    return bail_out(t, {statement.where!r})")
+            self._line(f"    left = {statement.where!r}")
+            self._line("    break")
             return
         given = [self._name(value, "c") for value in statement.args]
         given += [f"{key}={self._name(value, 'c')}" for key, value in statement.kwargs.items()]

@@ -5,6 +5,7 @@ The tensors of a recording are kept: they are the memory in which the program ru
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -83,6 +84,10 @@ class Node:
         return self.op is TO_LIST or isinstance(self.result, (bool, int, float, complex))
 
     @property
+    def is_there_to_raise(self) -> bool:
+        return not (self.outputs or self.written or self.is_check)
+
+    @property
     def is_random(self) -> bool:
         return torch.Tag.nondeterministic_seeded in getattr(self.op, "tags", ())
 
@@ -152,10 +157,15 @@ class _Operations(TorchDispatchMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.nodes = recording.nodes
+        self.refusals = recording.refusals
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:  # which the policy may handle: another time, nothing may be raised
+            self.refusals.append(f"{func} raises ({user_line(sys._getframe(1))})")
+            raise
         node = Node(func, args, kwargs, result)
         if node.is_check:
             node.where = user_line(sys._getframe(1))
@@ -177,11 +187,16 @@ class _WholeLayers(TorchFunctionMode):
     def __init__(self, operations: _Operations) -> None:
         super().__init__()
         self._nodes = operations.nodes
+        self._refusals = operations.refusals
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _is_whole(func, args, kwargs):
-            return func(*args, **kwargs)
+            before = len(self._nodes)
+            result = func(*args, **kwargs)
+            if _reads_unseen(func, args, self._nodes[before:]):
+                self._refusals.append(f"{func.__name__} reads a tensor's value ({user_line(sys._getframe(1))})")
+            return result
         mode: Any = _pop_mode()
         try:
             result = func(*args, **kwargs)
@@ -197,6 +212,19 @@ def _is_whole(function: Any, args: Any, kwargs: Any) -> bool:
     if function is ONE_HOT:
         return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) > 0
     return function is TO_LIST or (function is LINEAR and not torch.is_autocast_enabled("cpu"))
+
+
+def _reads_unseen(function: Any, args: Any, nodes: list[Node]) -> bool:
+    """Whether it may have read a tensor's value without an operation that shows it."""
+    name = getattr(function, "__name__", "")
+    if name in ("__float__", "__int__", "__index__", "__bool__", "__complex__"):
+        return not any(node.is_check for node in nodes)
+    if name == "tensor_split":
+        return len(tensors_in(args)) > 1
+    # A tensor of numbers, some of which are in tensors: torch.tensor([1.0, x[0]])
+    return any(node.op is LIFT for node in nodes) and any(
+        isinstance(value, (list, tuple)) and tensors_in(value) for value in args
+    )
 
 
 class _Profiler:
@@ -228,6 +256,8 @@ class _Profiler:
         module = frame.f_globals.get("__name__") or ""
         if not _is_standard(frame):
             self._recording.user_code[code] = frame.f_globals
+            if "__dict__" in code.co_names or any(i.opname == "MATCH_CLASS" for i in dis.get_instructions(code)):
+                self._recording.looks_up_any_name = True
         elif _root_of(frame) not in PURE_MODULES and (_root_of(frame) in IMPURE_MODULES or not _by_library(frame)):
             self._recording.refusals.append(f"it calls {module}.{code.co_qualname} ({user_line(frame.f_back)})")
 
@@ -270,13 +300,14 @@ def _why_not_called(function: Any, by_library: bool) -> str | None:
     module = (getattr(function, "__module__", None) or "").partition(".")[0]
     if isinstance(owner, torch.Tensor):
         return f"it calls .{name}() of a tensor" if name in _LEAVING_TORCH else None
-    kind = type(owner)
+    kind = owner if isinstance(owner, type) else type(owner)
     source = module or kind.__module__.partition(".")[0]
     if by_library:
         return f"it calls {source}.{name}" if source in IMPURE_MODULES else None
-    if module == "builtins" and name not in _PURE_BUILTINS and not isinstance(owner, _PURE_OWNERS):
+    is_pure = issubclass(kind, _PURE_OWNERS)
+    if module == "builtins" and name not in _PURE_BUILTINS and not is_pure:
         return f"it calls {name}()"
-    if source in LIBRARIES or source in PURE_MODULES or isinstance(owner, _PURE_OWNERS):
+    if source in LIBRARIES or source in PURE_MODULES or is_pure:
         return None
     return f"it calls {source}.{name}"
 

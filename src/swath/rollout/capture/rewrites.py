@@ -50,16 +50,29 @@ LOOKS = frozenset(["view", "_unsafe_view", "reshape", "alias", "expand"])
 
 
 def _with_checks_of_softmax(nodes: list[Node]) -> list[Node]:
-    """A check before each softmax that is sampled from, if there is none: cheaper than those of ``multinomial``."""
+    """A check of each softmax that is sampled from, if there is none: cheaper than those of ``multinomial``."""
     makers = Makers(nodes)
     checked = {id(node.args[0]) for node in nodes if node.op is no_nan}
     sampled = [makers.through(node.args[0], LOOKS) for node in nodes if node.name == "multinomial"]
     kept: list[Node] = []
     for node in nodes:
-        if node.name == "_softmax" and node in sampled and id(node.args[0]) not in checked:
-            kept.append(Node(no_nan, (node.args[0],), {}, True, "a sample"))
         kept.append(node)
+        if node.name == "_softmax" and node in sampled and not gives_probabilities(node, makers, checked):
+            kept.append(Node(no_nan, (node.result,), {}, True, "a sample"))
     return kept
+
+
+def gives_probabilities(softmax: Node, makers: Makers, numbers: set[int]) -> bool:
+    """Whether it is known to: an infinite number among those it is given is enough for it to give none."""
+    if softmax.args[1] not in (-1, softmax.args[0].dim() - 1):
+        return False
+    if id(softmax.result) in numbers:
+        return True
+    maker = makers.of(softmax.args[0])
+    if maker is None or maker.name != "sub" or len(maker.inputs) != 2 or id(maker.result) not in numbers:
+        return False
+    total = makers.of(maker.inputs[1])
+    return total is not None and total.name == "logsumexp" and total.args[0] is maker.inputs[0]
 
 
 def _compares_with_itself(node: Node) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import collections
 import dis
-import enum
 import functools
+import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MappingView
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ MAX_VALUES = 50_000
 _LEAVES = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype),
-    *(enum.Enum, BuiltinFunctionType, CodeType, type(len), type(str.join), type([].append), type(object.__init__)),
+    *(BuiltinFunctionType, CodeType, type(len), type(str.join), type([].append), type(object.__init__)),
     *(type(torch.Tensor.shape), torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # type: ignore[attr-defined]
 )
+#: Values that change, or lead elsewhere, without an attribute that shows it.
+_BLIND = (bytearray, memoryview, Iterator, MappingView, operator.attrgetter, operator.methodcaller)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -89,7 +92,7 @@ class Watch:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def watch(roots: Mapping[str, Any], recording: Recording) -> Watch:
@@ -151,26 +154,32 @@ class _Walk:
             self._module(value)
         elif isinstance(value, FunctionType):
             self._function(value, place)
-        elif isinstance(value, (dict, collections.OrderedDict)):
+        elif isinstance(value, (dict, MappingProxyType, tuple, frozenset, list, set, collections.deque)):
+            self._container(value, place, users)
+        elif not self._wrapper(value, place, users):
+            self._object(value, place, users)
+
+    def _container(self, value: Any, place: str, users: bool) -> None:
+        if isinstance(value, (dict, MappingProxyType)):
             self._watch.keys(value, place)
             for key in value:
                 self._later(self._watch.slot(value, key, f"{place}[{key!r}]"), f"{place}[{key!r}]", users)
-        elif isinstance(value, (tuple, frozenset)):
+        else:
+            if not isinstance(value, (tuple, frozenset)):
+                self._watch.sequence(value, place)
             for index, item in enumerate(value):
                 self._later(item, f"{place}[{index}]", users)
-        elif isinstance(value, (list, set, collections.deque)):
-            self._watch.sequence(value, place)
-            for index, item in enumerate(value):
-                self._later(item, f"{place}[{index}]", users)
-        elif not self._wrapper(value, place, users):
-            self._object(value, place, users)
+        if hasattr(value, "__dict__") and not _is_predictable(type(value)):
+            self._later(type(value), type(value).__name__)
+            self._attributes(vars(value), place, users)
 
     def _later(self, value: Any, place: str, users: bool = True) -> None:
         self._waiting.append((value, place, users))
 
     def _tensor(self, tensor: torch.Tensor, place: str) -> None:
-        if type(tensor) in _PLAIN_TENSORS:
+        if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
             self._watch.tensor(tensor, place)
+        self._attributes(vars(tensor), place, True)
 
     def _wrapper(self, value: Any, place: str, users: bool) -> bool:
         """Things that hold a function."""
@@ -184,6 +193,8 @@ class _Walk:
             parts = (value.fget, value.fset)
         elif isinstance(value, functools.cached_property):
             parts = (value.func,)
+        elif isinstance(value, weakref.ref):
+            parts = (self._watch.reading(value, place),)
         else:
             return False
         for part in parts:
@@ -196,16 +207,22 @@ class _Walk:
             value = self._watch.reading(functools.partial(getattr, function, part), place)
             if not isinstance(value, CodeType):
                 self._later(value, f"a default of {place}")
-        if _root(function.__module__) in LIBRARIES or function.__code__ not in self._user_code:
+        self._attributes(vars(function), place, True)
+        # A library's function may be around one of the user's: torch.no_grad()(forward).
+        is_library = _root(function.__globals__.get("__name__")) in LIBRARIES | PURE_MODULES
+        if not is_library and function.__code__ not in self._user_code:
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = self._watch.reading(functools.partial(_contents, cell), f"{name}, which {place} closes over")
-            self._later(value, name)
+            self._later(value, name, users=not is_library)
 
     def _class(self, kind: type) -> None:
+        if type(kind) is not type:
+            self._later(type(kind), type(kind).__name__)
         for owner in kind.__mro__:
             if _root(owner.__module__) in LIBRARIES or _root(owner.__module__) in PURE_MODULES:
                 continue
+            self._watch.keys(vars(owner), owner.__name__)
             for name in tuple(vars(owner)):
                 if name in self._names or self._any_name or name.startswith("__"):
                     if name in ("__dict__", "__weakref__", "__doc__", "__annotations__", "__module__"):
@@ -218,7 +235,7 @@ class _Walk:
         if root in LIBRARIES or root in PURE_MODULES:
             return
         if root == "numpy":
-            if "random" in self._names:
+            if "random" in self._names or "random" in module.__name__:
                 raise NotCapturable("it uses numpy.random")
             return
         if root in sys.stdlib_module_names:
@@ -228,28 +245,44 @@ class _Walk:
 
     def _object(self, value: Any, place: str, users: bool) -> None:
         kind = type(value)
-        is_library = _root(kind.__module__) in LIBRARIES or _root(kind.__module__) in PURE_MODULES
+        is_library = _is_predictable(kind)
         attributes = getattr(value, "__dict__", None)
         slots = [name for owner in kind.__mro__ for name in _slot_names(owner)]
         if not isinstance(attributes, dict) and not slots:
-            if users and not is_library and value is not _MISSING:
+            if users and (not is_library or isinstance(value, _BLIND)) and value is not _MISSING:
                 raise NotCapturable(
                     f"it reads {place}, a {kind.__module__}.{kind.__qualname__}, which cannot be watched"
                 )
             return
         if isinstance(value, torch.Generator):
             raise NotCapturable(f"it reads {place}, a random generator")
+        if users and _has_more_than_attributes(kind, len(slots)):
+            raise NotCapturable(f"it reads {place}, a {kind.__module__}.{kind.__qualname__}, which cannot be watched")
+        self._watch.reading(functools.partial(type, value), f"the class of {place}")
         self._later(kind, kind.__name__)
         if isinstance(attributes, dict):
-            self._watch.keys(attributes, place)
-            for name in attributes:
-                if name in self._names or self._any_name:
-                    found = self._watch.slot(attributes, name, f"{place}.{name}")
-                    self._later(found, f"{place}.{name}", users and not is_library)
+            self._attributes(attributes, place, not is_library)
         for name in slots:
             if name in self._names or self._any_name:
                 found = self._watch.reading(functools.partial(getattr, value, name, _MISSING), f"{place}.{name}")
-                self._later(found, f"{place}.{name}", users and not is_library)
+                self._later(found, f"{place}.{name}", not is_library)
+
+    def _attributes(self, attributes: Mapping[str, Any], place: str, users: bool) -> None:
+        self._watch.keys(attributes, place)
+        for name in attributes:
+            if name in self._names or self._any_name:
+                found = self._watch.slot(attributes, name, f"{place}.{name}")
+                self._later(found, f"{place}.{name}", users)
+
+
+def _is_predictable(kind: type) -> bool:
+    return _root(kind.__module__) in LIBRARIES or _root(kind.__module__) in PURE_MODULES
+
+
+def _has_more_than_attributes(kind: type, num_slots: int) -> bool:
+    """Whether C keeps something in it besides attributes: an array, a counter."""
+    places = (num_slots + 2) * object.__basicsize__ // 2  # a pointer each; __dict__ and __weakref__
+    return kind.__basicsize__ > object.__basicsize__ + places or kind.__itemsize__ > 0
 
 
 def _slot_names(owner: type) -> Iterator[str]:
