@@ -317,7 +317,11 @@ class BoundPolicy:
                 memory.put(value.clone())
 
         called = Called(
-            roots={"policy": self._plan.policy, "calls": calls, "flags": [flag for _, flag in self._flags]},
+            roots={
+                "policy": self._plan.policy,
+                "its function": [call.module if isinstance(call, SampleCall) else call.function for call in calls],
+                "its flags": [flag for _, flag in self._flags],
+            },
             inputs_at=lambda t: [*self._inputs_at(t), *(memory[0].clone() for memory in remembered)],
             call=call,
             write=write,
@@ -330,7 +334,7 @@ class BoundPolicy:
 
     def _why_never(self, calls: tuple[PolicyCall, ...]) -> str:
         """Why a program would be no gain, or cannot be; empty if it can."""
-        if self._called is not self._act and not self._copies_inputs:
+        if self._called != self._act and not self._copies_inputs:
             return "a stack of layers, called as a flat list of functions"
         if not self._plan.captures:
             return "called as it is: capture_policy=False"

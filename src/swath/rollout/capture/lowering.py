@@ -42,7 +42,7 @@ _COPIES = frozenset(["clone", "_to_copy"])
 def lowered(order: Sequence[Node], nodes: list[Node], outputs: Sequence[torch.Tensor]) -> Iterator[Statement | Check]:
     """The statements for these operations, in this order; ``nodes`` are all that were recorded."""
     changed = {storage_of(tensor) for node in order for tensor in node.written}
-    read = {id(tensor) for node in order for tensor in node.inputs} | {id(tensor) for tensor in outputs}
+    read = {storage_of(tensor) for node in order for tensor in node.inputs} | {storage_of(t) for t in outputs}
     numbers = {id(node.args[0]) for node in order if node.op is no_nan}
     makers = Makers(nodes)
     with torch.random.fork_rng(devices=[]):  # calls are tried out
@@ -199,8 +199,12 @@ def _out_of_place(node: Node, read: set[int]) -> Statement:
         return Statement(candidate, node.args, {**kwargs, "out": results})
     if isinstance(node.result, torch.Tensor):
         return Statement(node.op, node.args, node.kwargs, ((None, node.result),))
-    copied = tuple((i, value) for i, value in enumerate(node.result) if id(value) in read)
+    copied = tuple((i, part) for i, part in enumerate(node.result) if _is_read(part, read))
     return Statement(node.op, node.args, node.kwargs, copied)
+
+
+def _is_read(part: Any, read: set[int]) -> bool:
+    return isinstance(part, torch.Tensor) and storage_of(part) in read
 
 
 def _binding(name: str) -> Callable[..., Any] | None:
