@@ -100,7 +100,8 @@ def wrong_greedy(obs: torch.Tensor, outputs: Outputs, ends: torch.Tensor) -> str
 
 
 def wrong_cnn(obs: torch.Tensor, outputs: Outputs, ends: torch.Tensor) -> str | None:
-    return not_greedy(zoo.cnn().module.logits(obs), outputs["action"])
+    network: Any = zoo.cnn().module
+    return not_greedy(network.logits(obs), outputs["action"])
 
 
 def wrong_sample(obs: torch.Tensor, outputs: Outputs, ends: torch.Tensor) -> str | None:

@@ -143,7 +143,8 @@ def agent() -> TensorDictModule:
 
 def probabilistic() -> ProbabilisticTensorDictSequential:
     sample = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], **_sampling(Categorical))
-    return ProbabilisticTensorDictSequential(_on_observations(Logits(), "logits"), sample)
+    parts: list[Any] = [_on_observations(Logits(), "logits"), sample]
+    return ProbabilisticTensorDictSequential(*parts)
 
 
 def probabilistic_actor() -> Any:
@@ -163,13 +164,14 @@ def lstm() -> TensorDictSequential:
 
     def make() -> TensorDictSequential:
         keys = {"in_keys": ["embedding", "h", "c"], "out_keys": ["features", ("next", "h"), ("next", "c")]}
-        return TensorDictSequential(
+        parts: list[Any] = [
             _on_observations(NoStart(), "is_init"),
             _on_observations(nn.Sequential(nn.Linear(4, HIDDEN), nn.Tanh()), "embedding"),
             LSTMModule(input_size=HIDDEN, hidden_size=HIDDEN, **keys),
             TensorDictModule(nn.Linear(HIDDEN, 2), in_keys=["features"], out_keys=["logits"]),
             TensorDictModule(Greedy(), in_keys=["logits"], out_keys=["action"]),
-        )
+        ]
+        return TensorDictSequential(*parts)
 
     return seeded(make)
 
@@ -222,4 +224,4 @@ class Images(gymnasium.Env):
         return self._images[self._step % 16], 1.0, self._step == 50, False, {}
 
 
-gymnasium.register(IMAGES, Images, disable_env_checker=True, order_enforce=False)
+gymnasium.register(IMAGES, f"{__name__}:Images", disable_env_checker=True, order_enforce=False)

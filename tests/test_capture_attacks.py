@@ -402,7 +402,7 @@ class HasHiddenDefault(HasScale):
         def call(policy: Any, observation: torch.Tensor, settings: dict[str, float] = settings) -> torch.Tensor:
             return policy.layer(observation) * settings["scale"]
 
-        policy = type("Decorated", (Policy,), {"forward": call})(self)
+        policy: Any = type("Decorated", (Policy,), {"forward": call})(self)
         policy.changed_elsewhere = settings.__setitem__
         return policy
 
@@ -518,7 +518,7 @@ class HasNoCholesky(Rare):
 
 class Asserts(Rare):
     def forward(self, policy: Any, observation: torch.Tensor) -> torch.Tensor:
-        torch._assert_async(observation[0] < 0.5)
+        torch.ops.aten._assert_async(observation[0] < 0.5)
         return policy.layer(observation)
 
 
