@@ -97,6 +97,7 @@ def test_what_was_complete_is_in_the_buffer(kind: str, tmp_path: Path, monkeypat
     collector = collecting(kind, [partial(make, number, tmp_path, after) for number in range(2)], rb)
     failed_in_the_background(collector)
     frames = frames_in(rb, collector)
+    assert np.all(np.diff(frames.root[:, ENV]) >= 0)  # each in its own track
     assert of_env(frames, 0).next[:, STEP].tolist() == list(range(1, LAST + 1))
     others = of_env(frames, 1)
     assert others.next[:, STEP].tolist() == list(range(1, len(others) + 1))
