@@ -856,6 +856,31 @@ def test_ctrl_c_leaves_a_collector_that_can_go_on() -> None:
     assert data["collector", "traj_ids"].unique().tolist() == [1]
 
 
+def test_random_frames_are_exact_after_ctrl_c() -> None:
+    """A batch longer than a strip, part of which was delivered to where it is thrown away."""
+
+    class Interrupted(CountingEnv):
+        total = 0
+
+        def step(self, action: Any) -> Any:
+            self.total += 1
+            if self.total == 1700:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    policy = TensorDictModule(lambda observation: torch.full((3,), -1.0), ["observation"], ["action"])
+    collector = Collector(
+        GymWrapper(Interrupted()), policy, frames_per_batch=1000, total_frames=4000, init_random_frames=1800
+    )
+    batches: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        batches.extend(collector)
+    batches.extend(collector)  # (what the first loop was given is in it as well)
+    data: Any = torch.cat(batches)
+    assert len(data) == 4000
+    assert int((data["action"] != -1).any(-1).sum()) == 1800
+
+
 def test_an_env_that_raises_in_its_constructor_or_reset() -> None:
     def broken() -> EnvBase:
         raise ZeroDivisionError("constructor")

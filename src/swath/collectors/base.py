@@ -29,7 +29,7 @@ from swath.collectors.finite import require_finite
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.copying import NotCopied
-from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note
+from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
 from swath.rollout.exploration import end_scopes, open_scopes
 from swath.rollout.layout import Key, leaves_of, show
 from swath.rollout.structure import Structure
@@ -387,6 +387,15 @@ class BaseCollector(NotCopied, IterableDataset):
         """What is left of a batch that failed."""
         return None
 
+    def _left_over(self) -> Iterable[TensorDictBase]:
+        """As ``_salvage``: batches that can be put into a buffer one by one."""
+        left = self._salvage()
+        return [] if left is None else [left]
+
+    def _assemble(self, assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
+        """Let episodes be put together."""
+        assembler.add(batch)
+
     def _give_up_episodes(self) -> None:
         """A batch was interrupted, and may be lost: episodes with a gap must not go on."""
 
@@ -458,22 +467,15 @@ class BaseCollector(NotCopied, IterableDataset):
         try:
             if post.pre_collect_hook is not None:
                 post.pre_collect_hook()
-            batch = raw = self._gather()
-            if raw is not None:
-                objects = self._objects(raw)  # before it is split and padded
-                batch = post.apply(batch, lambda whole: self._restore(whole, objects))
-                if post.post_collect_hook is not None:
-                    post.post_collect_hook(batch)
-                if self.replay_buffer is not None:
-                    self._put(batch, raw)
-                    batch = None
+            raw = self._gather()
+            batch = None if raw is None else self._hand_over(raw)
         except BaseException as error:
             if self._closed and isinstance(error, (WorkerError, EnvClosed, CollectorClosed)):  # by another thread
                 raise self._is_closed() from None
-            if self._background is not None and self._background.is_this_thread():
-                self._background.fail(error)  # before it is closed: that is not what happened
             outside.put_back()  # Ctrl-C may have come while that was being done
             self._keep_what_is_left(error, self._gathered)
+            if self._background is not None and self._background.is_this_thread():
+                self._background.fail(error)  # before it is closed: that is not what happened
             if not isinstance(error, Exception):
                 self._give_up_episodes()
             self._iterator = None  # its generator ends with this
@@ -491,9 +493,20 @@ class BaseCollector(NotCopied, IterableDataset):
             batch = self._count(self._collect())
         else:
             while (batch := assembler.pop()) is None and not self._complete:
-                assembler.add(self._count(self._collect()))
+                self._assemble(assembler, self._count(self._collect()))
         self._gathered = batch
         return batch
+
+    def _hand_over(self, raw: TensorDictBase) -> Any:
+        """What the consumer gets of a batch; None where the replay buffer gets it."""
+        post, objects = self._postprocessing, self._objects(raw)  # before it is split and padded
+        batch = post.apply(raw, lambda whole: self._restore(whole, objects))
+        if post.post_collect_hook is not None:
+            post.post_collect_hook(batch)
+        if self.replay_buffer is None:
+            return batch
+        self._put(batch, raw)
+        return None
 
     def _count(self, batch: TensorDictBase) -> TensorDictBase:
         mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
@@ -503,6 +516,9 @@ class BaseCollector(NotCopied, IterableDataset):
 
     def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:
         """``raw`` is the batch, if it was whole and what came after it failed."""
+        if raw is None and self.replay_buffer is not None and isinstance(error, Exception):
+            self._store_what_is_left(error)
+            return
         try:
             left_over = self._salvage() if raw is None else raw
             self.partial_batch = None if left_over is None else self._restore(left_over, self._objects(left_over))
@@ -516,6 +532,22 @@ class BaseCollector(NotCopied, IterableDataset):
                 f"swath: {delivered:,} frames were delivered before this; {left:,} more, complete up to the failing "
                 "step, are in collector.partial_batch",
             )
+
+    def _store_what_is_left(self, error: Exception) -> None:
+        """An env, say, has ended the collector: what was complete before goes to the buffer, as a batch would have."""
+        try:
+            for left in self._left_over():
+                if not left.batch_size.numel():
+                    continue
+                counted = self._count(left)
+                if self._assembler is None:
+                    self._hand_over(counted)
+                    continue
+                self._assemble(self._assembler, counted)
+                while (whole := self._assembler.pop()) is not None:
+                    self._hand_over(whole)
+        except Exception as another:  # what failed first is what the user must see
+            add_note(error, f"swath: what was complete before this could not be stored: {told(another)}")
 
     def __len__(self) -> int:
         """The exact number of batches."""

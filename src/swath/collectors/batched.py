@@ -235,15 +235,13 @@ class AsyncBatchedCollector(Collector):
         rollout.start_from(first_row)
         return rollout  # type: ignore[return-value]
 
-    def _gather(self) -> TensorDictBase | None:
-        assembler = self._assembler
-        if assembler is None:
-            return super()._gather()
-        while (batch := assembler.pop()) is None:
-            if self._complete:
-                return None
-            _add_by_env(assembler, self._count(self._collect()))
-        return batch
+    def _assemble(self, assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
+        """The frames of each env by themselves: in a row, one env's follow another's."""
+        index = batch.get(ENV_INDEX)
+        changes = (index[1:] != index[:-1]).nonzero().reshape(-1) + 1
+        lengths = torch.diff(changes, prepend=changes.new_zeros(1), append=changes.new_tensor([len(index)]))
+        for piece in batch.split(lengths.tolist(), 0):
+            assembler.add(piece)
 
     @property
     def _num_envs(self) -> int:
@@ -335,12 +333,3 @@ def _make_pool(backend: str | None, factories: list[Any], kwargs: list[Mapping[s
     elif given := [name for name, value in of_processes.items() if value is not None]:
         raise ValueError(f"{given[0]} is for envs in processes; with env_backend='threading' leave it out")
     return kinds[backend](factories, create_env_kwargs=kwargs, **options)
-
-
-def _add_by_env(assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
-    """Give an assembler the frames of each env by themselves: in a row, one env's follow another's."""
-    index = batch.get(ENV_INDEX)
-    changes = (index[1:] != index[:-1]).nonzero().reshape(-1) + 1
-    lengths = torch.diff(changes, prepend=changes.new_zeros(1), append=changes.new_tensor([len(index)]))
-    for piece in batch.split(lengths.tolist(), 0):
-        assembler.add(piece)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +105,10 @@ class FreeRun(Work):
         started = time.perf_counter()
         try:
             return self._attend()
+        except Exception:
+            with suppress(Exception):  # what failed first is what the user must see
+                self._take_rest()
+            raise
         finally:
             collector._seconds += time.perf_counter() - started
 
@@ -118,6 +124,20 @@ class FreeRun(Work):
             self._fleet.wait(timeout_s=_SECONDS_TO_HOLD if holds else _SECONDS_BETWEEN_LOOKS)
             if not self._is_hurried:  # else this is over when all workers are still
                 return True
+
+    def _take_rest(self) -> None:
+        """Before it is said that a worker failed: the others store what steps they have taken, if they do so soon."""
+        self.hurry()
+        self._fleet.wait_for_rest(self._busy_members)
+        with self._lock:
+            self._take_arrived()
+            for member in self._fleet.members:
+                self._count_unreported(member)
+
+    def _busy_members(self) -> list[Member]:
+        with self._lock:
+            self._take_arrived()
+        return [member for member in self._fleet.members if self._pending[member.number]]
 
     def is_still(self) -> bool:
         return not any(self._pending)
@@ -186,30 +206,37 @@ class FreeRun(Work):
             member, ready = self._fleet.arrived.popleft()
             pending = self._pending[member.number].pop(ready.number, None)
             if pending is not None:
-                frames = self._frames_of(member.number, pending, ready)
-                self._count(member.number, frames)
-                self._collector._random_frames_left += max(0, pending.random_frames - frames)  # it was stopped
+                self._count(member.number, self._frames_of(member.number, pending, ready))
+                # It may have been stopped.
+                taken = _random_in_lanes(pending, ready.steps, self._layouts[member.number].num_envs)
+                self._collector._random_frames_left += pending.random_frames - taken
 
     def _frames_of(self, worker: int, pending: _Pending, ready: Ready) -> int:
-        if pending.order.num_rows is not None:
-            return pending.order.num_rows if any(ready.steps) else 0
         rows = self._layouts[worker].num_envs // len(ready.steps)
-        return sum(ready.steps) * rows
+        if pending.order.num_rows is None:
+            return sum(ready.steps) * rows
+        left = [pending.order.num_rows - lane * rows for lane in range(len(ready.steps))]
+        return sum(min(rows, max(0, own)) for own, taken in zip(left, ready.steps, strict=True) if taken)
 
     def _count(self, worker: int, frames: int) -> None:
         self._collector._frames += frames
         self._collector._iter += 1
         self._counted[worker] += frames
 
+    def _count_unreported(self, member: Member) -> int:
+        """What a worker has committed, and has not reported."""
+        unreported = self._stored(member) - self._counted[member.number]
+        if unreported:
+            self._count(member.number, unreported)
+        return unreported
+
     def resume(self, member: Member) -> None:
         """A worker was started again: what its predecessor committed counts, and what it had not is ordered again."""
         self._take_arrived()  # what it has reported
         worker = member.number
         pending, layout = self._pending[worker], self._layouts[worker]
-        unreported = self._stored(member) - self._counted[worker]
-        if unreported:  # of the oldest, since it reports each before it goes on with the next
-            self._count(worker, unreported)
-        for number in sorted(pending):
+        unreported = self._count_unreported(member)
+        for number in sorted(pending):  # that was of the oldest: it reports each before it goes on with the next
             each = pending.pop(number)
             rows = -(-unreported // each.order.steps[0])
             self._collector._random_frames_left += each.random_frames - _random_in(each, rows, layout.num_envs)
@@ -224,6 +251,14 @@ def _random_in(pending: _Pending, rows: int, num_rows: int) -> int:
     """How many of an order's random frames are in its first rows: they come first in each, and one more in some."""
     each, rest = divmod(pending.random_frames, num_rows)
     return rows * each + min(rows, rest)
+
+
+def _random_in_lanes(pending: _Pending, steps: Sequence[int], num_rows: int) -> int:
+    """How many of an order's random frames are in the first steps of each lane."""
+    rows = num_rows // len(steps)
+    each, rest = divmod(pending.random_frames, num_rows)
+    shares = [each * rows + min(max(rest - lane * rows, 0), rows) for lane in range(len(steps))]
+    return sum(min(share, taken * rows) for share, taken in zip(shares, steps, strict=True))
 
 
 def _pickled(processing: Processing) -> bytes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +12,8 @@ from tensordict import TensorDictBase
 
 from swath.collectors.base import BaseCollector, Budget
 from swath.collectors.multi import WORKER, MultiCollector, random_share
-from swath.collectors.multi_sync import SECONDS_TO_SALVAGE, mark_broken
-from swath.errors import NoLength, WorkerError
+from swath.collectors.multi_sync import mark_broken
+from swath.errors import NoLength
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
@@ -344,31 +342,35 @@ class MultiAsyncCollector(MultiCollector):
         """After a worker failed: what was complete and not delivered, its own steps too, joined in time."""
         if not any(member.failure is not None or has_ended(member) for member in self._fleet.members):
             return None  # Ctrl-C: it will be delivered later
-        self._await_others()
+        self._take_rest()
+        pieces = [self._as_batch(piece.leaves, piece.lead) for piece in self._pieces if piece.lead == self._lead]
+        self._pieces.clear()
+        return torch.cat(pieces, -1) if pieces else None  # type: ignore[arg-type,return-value]
+
+    def _left_over(self) -> Iterable[TensorDictBase]:
+        self._take_rest()
+        while self._pieces:
+            batch = self._deliver(self._pieces.popleft())
+            if batch is not None:
+                yield batch
+
+    def _take_rest(self) -> None:
+        """Before the end: let workers deliver the steps that they have taken, if they do so soon."""
+        self._stop()
+        self._fleet.wait_for_rest(self._busy_members)
+        self._take_arrived()
         for member in self._fleet.members:
             if member.failure is not None:
                 _, number, steps = member.failure
                 pending = self._pending[member.number].pop(number, None)
                 if pending is not None and any(steps):
                     done = [each - pending.order.first_step for each in steps]
-                    self._pieces.extend(self._cut(member.number, pending, Ready(number, done, [(0, 0)], [])))
-        pieces = [self._as_batch(piece.leaves, piece.lead) for piece in self._pieces if piece.lead == self._lead]
-        self._pieces.clear()
-        return torch.cat(pieces, -1) if pieces else None  # type: ignore[arg-type,return-value]
+                    rest = Ready(number, done, [(0, pending.version)], [])
+                    self._pieces.extend(self._cut(member.number, pending, rest))
 
-    def _await_others(self) -> None:
-        """After a worker failed: let the others deliver the steps that they have taken, if they do so soon."""
-        self._stop()
-        deadline = time.monotonic() + SECONDS_TO_SALVAGE
-        with suppress(WorkerError):  # one of them fails or hangs, too; what has arrived is there
-            while (left := deadline - time.monotonic()) > 0:
-                self._take_arrived()
-                busy = [member for member in self._fleet.members if self._pending[member.number]]
-                waiting = [member for member in busy if member.failure is None and not has_ended(member)]
-                if not waiting:
-                    break
-                self._fleet._wait_for(waiting, left)
+    def _busy_members(self) -> list[Member]:
         self._take_arrived()
+        return [member for member in self._fleet.members if self._pending[member.number]]
 
     @property
     def _lead(self) -> torch.Size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +16,13 @@ from swath.errors import NoLength
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
-from swath.workers.fleet import Member, has_ended
+from swath.workers.fleet import Member
 from swath.workers.orders import Order, Ready
 
 MASK: Key = ("collector", "mask")
 _ENV_OF_FRAME: Key = ("_env_of_frame",)
 #: How often an interruptor is asked.
 _SECONDS_BETWEEN_QUESTIONS = 0.02
-#: How long the others may take to stop when one worker failed.
-SECONDS_TO_SALVAGE = 0.6
 
 
 @dataclass
@@ -345,24 +342,23 @@ class MultiSyncCollector(MultiCollector):
         batch, self._batch = self._batch, None
         if batch is None or self._join_in_time:
             return None
-        fleet = self._fleet
+        members = self._fleet.members
         self._stop(batch)
-        deadline = time.monotonic() + SECONDS_TO_SALVAGE
-        while True:
+
+        def busy() -> list[Member]:
             self._sort_in_arrived(batch)
-            for worker in batch.missing:  # others may have failed, too
-                failure = fleet.members[worker].failure
-                if failure is not None and failure[1] == batch.orders[worker].number:
-                    batch.ready[worker] = failure[2]
-            waiting = [fleet.members[i] for i in batch.missing if not has_ended(fleet.members[i])]
-            left = deadline - time.monotonic()
-            if not waiting or left <= 0:
-                break
-            fleet._wait_for(waiting, left)
+            return [members[worker] for worker in batch.missing]
+
+        self._fleet.wait_for_rest(busy)
+        for member in busy():
+            if member.failure is not None and member.failure[1] == batch.orders[member.number].number:
+                batch.ready[member.number] = member.failure[2]
         common = min(self._steps_of_members(batch))
         if not common:
             return None
         leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
+        leaves |= {key: self._numbers(key, batch.steps) for key in self._tracked}
+        self._env_of_frame = None  # each env is a row
         return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
 
 

@@ -416,9 +416,10 @@ class Collector(BaseCollector):
         self._restart(env_ids, **kwargs)
 
     def _restart(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
-        boundaries = self._rollout.boundaries
-        if self._assembler is not None:
-            self._assembler.drop(boundaries.traj_ids if env_ids is None else boundaries.traj_ids[env_ids])
+        if self._assembler is not None and env_ids is None:
+            self._assembler.drop_all()
+        elif self._assembler is not None:
+            self._assembler.drop(self._rollout.boundaries.traj_ids[env_ids])
         self._rollout.reset(env_ids, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:

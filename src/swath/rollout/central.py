@@ -18,8 +18,8 @@ from tensordict import TensorDict
 
 from swath.envs.specs import Categorical, OneHot, masked_rand
 from swath.rollout.boundaries import TrajectoryIds
-from swath.rollout.delivery import Stamps, batch_fields, strip_parts
-from swath.rollout.flat_batch import FlatBatch
+from swath.rollout.delivery import TRAJ_IDS, Stamps, batch_fields, strip_parts
+from swath.rollout.flat_batch import IS_RANDOM, FlatBatch
 from swath.rollout.lane import Lane
 from swath.rollout.layout import CPU, Field, Key, Layout
 from swath.rollout.mail import ThreadMail
@@ -102,7 +102,8 @@ class CentralRollout:
         self._failed = False
         #: Frames that lanes have taken and that are in no batch yet.
         self._undelivered = 0
-        self.random_frames_left = 0
+        #: Random frames: that were not delivered yet, and that were not given to an env either.
+        self._random_due = self._random_to_give = 0
         self.mail = ThreadMail()
         #: Forwards, and the rows in them.
         self.num_forwards = 0
@@ -118,7 +119,20 @@ class CentralRollout:
 
     @property
     def traj_ids(self) -> np.ndarray:
-        return np.concatenate([lane.boundaries.traj_ids for lane in self._lanes])
+        """Of each env's first frame that was not delivered: an earlier part of that trajectory may have been."""
+        ids = np.concatenate([lane.boundaries.traj_ids for lane in self._lanes])
+        for env, traj_id in self._output.first_left_over(TRAJ_IDS, ENV_INDEX).items():
+            ids[env] = traj_id
+        return ids
+
+    @property
+    def random_frames_left(self) -> int:
+        """Random frames that are still to be delivered."""
+        return self._random_due
+
+    @random_frames_left.setter
+    def random_frames_left(self, count: int) -> None:
+        self._random_due = self._random_to_give = count
 
     def rename_fresh(self) -> None:
         for lane in self._lanes:
@@ -149,6 +163,7 @@ class CentralRollout:
                 self._act()
         self._flush()
         self._failed = False
+        self._random_due = max(0, self._random_due - self._output.num_random)
         return self._output.close()
 
     def _renew(self) -> None:
@@ -167,7 +182,7 @@ class CentralRollout:
         self._waiting = list(self._lanes)
 
     def reset(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
-        """Let these envs start anew before their next step. All of them (the default) also with the next batch."""
+        """Let these envs (all by default) start anew with the next batch; what they have for it is dropped."""
         self._reset_kwargs |= kwargs
         if env_ids is None:
             self.abandon()
@@ -178,15 +193,16 @@ class CentralRollout:
         self._to_reset |= set(env_ids)
 
     def abandon(self) -> None:
-        """Forget what is under way and what waits to be delivered: every env starts anew, with a new trajectory id."""
+        """Forget what is under way and what waits to be delivered: every env starts anew, with a new trajectory id.
+
+        Random frames among it are given again.
+        """
         self._settle()
         self._output.forget()
         self._undelivered = 0
+        self._random_to_give = self._random_due
         for lane in self._lanes:
-            lane.taken = lane.stale_rows = 0
-            lane.boundaries.abandon()
-            lane.strip.terminated[:] = False
-            lane.strip.truncated[:] = False
+            lane.abandon()
         self._failed = False
         self._to_reset = set(range(self.num_envs))
 
@@ -279,10 +295,10 @@ class CentralRollout:
         return "; ".join(f"{how} ({', '.join(map(str, rows))} rows)" for how, rows in found.items()) or "not called yet"
 
     def _choose_actions(self, lanes: list[Lane], num_rows: int) -> None:
-        if self._plan is None or self.random_frames_left >= num_rows:
+        if self._plan is None or self._random_to_give >= num_rows:
             for lane in lanes:
                 self._draw(lane, lane.num_envs)
-            self.random_frames_left = max(0, self.random_frames_left - num_rows)
+            self._random_to_give = max(0, self._random_to_give - num_rows)
             return
         forward = self._forwards.get(num_rows)
         if forward is None:
@@ -305,14 +321,15 @@ class CentralRollout:
             for key in self._layout.policy_state:
                 lane.strip.carried[key].tensor[lane.taken + 1] = memory.carried[key].tensor[1, where]
             at += lane.num_envs
-            if self.random_frames_left:
-                count = min(self.random_frames_left, lane.num_envs)
+            if self._random_to_give:
+                count = min(self._random_to_give, lane.num_envs)
                 self._draw(lane, count)
-                self.random_frames_left -= count
+                self._random_to_give -= count
 
     def _draw(self, lane: Lane, count: int) -> None:
         """Random actions for the first envs of a lane; whatever else the policy would write is zero."""
         t = lane.taken
+        lane.is_random[t, :count] = True
         mask = lane.strip.carried.get(("action_mask",))
         for key, column in lane.strip.outputs.items():
             row = column.tensor[t]
@@ -344,10 +361,12 @@ class CentralRollout:
         self._waiting = []
 
     def _reset(self) -> None:
-        """Start the episodes that are due, in row 0."""
+        """Start the episodes that are due, in row 0. What their envs have taken before would be cut within a batch."""
         self._settle()
+        self._crew.raise_failures()  # also of a step that nobody wants any more
         for lane in self._lanes:
             self._copy_out(lane, is_under_way=False)
+        self._random_to_give += self._output.drop(ENV_INDEX, self._to_reset)
         kwargs, self._reset_kwargs = self._reset_kwargs, {}
         whole = [lane for lane in self._lanes if set(lane.rows) <= self._to_reset]
         for lane in whole:
@@ -399,6 +418,7 @@ class CentralRollout:
         for key in (VERSION, ("next", *VERSION)):
             if key in piece:
                 piece[key] = versions
+        piece[IS_RANDOM] = torch.from_numpy(lane.is_random[:taken]).T.reshape(-1)
         piece[ENV_INDEX] = lane.env_numbers.repeat_interleave(taken)
         self._output.add(piece)
         self._undelivered -= taken * num_envs

@@ -25,6 +25,8 @@ class Lane:
         self._state = [self.strip.carried[key] for key in layout.policy_state]
         #: Of the weights that chose each row's actions.
         self.versions = np.zeros((self.strip.num_steps, self.num_envs), dtype=np.int64)
+        #: Which actions were drawn, instead of chosen.
+        self.is_random = np.zeros_like(self.versions, dtype=np.bool_)
         #: Steps that are complete and not delivered; the row of the next one.
         self.taken = 0
         #: Rows before the one that is under way which were delivered meanwhile.
@@ -58,7 +60,7 @@ class Lane:
             column.tensor[1].copy_(column.tensor[row + 1])
         for column in (*strip.outputs.values(), *strip.outcomes.values(), *self._last.values()):
             column.tensor[0].copy_(column.tensor[row])
-        for flags in (strip.terminated, strip.truncated):
+        for flags in (strip.terminated, strip.truncated, self.is_random):
             flags[0] = flags[row]
             flags[row] = False
         self.versions[0] = self.versions[row]
@@ -69,12 +71,20 @@ class Lane:
         self.boundaries.rewind(taken)
         strip.terminated[:taken] = False
         strip.truncated[:taken] = False
+        self.is_random[:taken] = False
         if is_under_way:  # its worker writes to the following rows: they are moved when it is done
             self.stale_rows = taken
         elif taken:
             for column in strip.carried.values():
                 column.tensor[0].copy_(column.tensor[taken])
         self.taken = 0
+
+    def abandon(self) -> None:
+        """Forget what was taken, and the episodes under way."""
+        self.taken = self.stale_rows = 0
+        self.boundaries.abandon()
+        for flags in (self.strip.terminated, self.strip.truncated, self.is_random):
+            flags[:] = False
 
     def begin(self) -> None:
         """All its envs were reset, into row 0."""

@@ -184,8 +184,13 @@ class Rollout:
         If a step raises, ``salvage()`` gives what came before.
         """
         self.mail.policy_version = policy_version
+        random_frames = self.random_frames_left
         self._batch.open(num_steps, reuse_memory)
-        self._fill(stop)
+        try:
+            self._fill(stop)
+        except BaseException:  # Ctrl-C, say: what was being collected is thrown away, and its random frames are due
+            self.random_frames_left = random_frames
+            raise
         return self._batch.close(num_envs)
 
     def collect_into(self, leaves: Mapping[Key, torch.Tensor], num_steps: int) -> int:

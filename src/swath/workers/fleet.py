@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe, wait
 from typing import Any, NoReturn
 
-from swath.errors import CollectorClosed, WorkerDied, WorkerHangs
+from swath.errors import CollectorClosed, WorkerDied, WorkerError, WorkerHangs
 from swath.workers import ctrl_c, pickling
 from swath.workers.board import LEFT_BEHIND, PAGE_BYTES, Page, Shares
 from swath.workers.channel import Channel, close_when_forked, unpack
@@ -33,6 +33,8 @@ from swath.workers.start import StartMethod, start_process
 #: ``shutdown``: how long workers may take to close their envs, and to follow SIGTERM.
 SECONDS_TO_CLOSE = 3.0
 SECONDS_TO_TERMINATE = 0.7
+#: How long the others may take to stop when one worker failed.
+_SECONDS_TO_SALVAGE = 0.6
 #: And how long a message to one that does not read, and a thread that was waiting for them.
 _SECONDS_TO_SEND = 0.2
 _SECONDS_FOR_OTHERS = 1.0
@@ -355,6 +357,15 @@ class Fleet:
                     if member.failure is None:
                         gone.append(member)
         return gone
+
+    def wait_for_rest(self, busy: Callable[[], Iterable[Member]]) -> None:
+        """After a loss: until none of the others is busy any more, or it takes too long. Other losses raise nothing."""
+        deadline = time.monotonic() + _SECONDS_TO_SALVAGE
+        with contextlib.suppress(WorkerError, CollectorClosed):
+            while waiting := [member for member in busy() if member.failure is None and not has_ended(member)]:
+                if (left := deadline - time.monotonic()) <= 0:
+                    return
+                self._wait_for(waiting, left)
 
     def _drain(self, member: Member) -> None:
         try:

@@ -22,7 +22,7 @@ from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.envs.base import EnvBase
 from swath.envs.serial import SerialEnv
-from swath.errors import StateMismatch, add_note
+from swath.errors import StateMismatch, add_note, told
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.layout import Key
 from swath.rollout.structure import Objects
@@ -366,12 +366,24 @@ class Worker:
 
     def _give_up(self, order: Order, error: BaseException, steps: list[int]) -> None:
         """An env or the policy raised: say so, with what was complete before it, and leave."""
-        if len(steps) < len(self.lanes):
+        while_collecting = len(steps) < len(self.lanes)  # else it was a postproc
+        if while_collecting:
             with suppress(Exception):
                 steps.append(self.lanes[len(steps)].collector.salvage_into())
         steps += [0] * (len(self.lanes) - len(steps))
+        if order.block == INTO_BUFFER and while_collecting:
+            self._write_rest(order, error, steps)
         self._channel.send("failed", order.number, pack(error), [step + order.first_step for step in steps])
         self.leaving = True
+
+    def _write_rest(self, order: Order, error: BaseException, steps: list[int]) -> None:
+        """What was complete before an exception is part of the replay buffer, as of an order that was stopped there."""
+        try:
+            self._write(order, steps)
+        except Exception as another:
+            add_note(error, f"swath: what was complete before this could not be stored: {told(another)}")
+        else:
+            self._channel.send("ready", *Ready(order.number, steps, *self._after(order, steps)))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
