@@ -20,6 +20,7 @@ import nodes
 import parallel
 import payload
 import policies
+import published
 import sampling
 import server
 import single
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 PARTS: dict[str, Any] = {
     "single": single,
     "policies": policies,
+    "published": published,
     "multi": multi,
     "startup": startup,
     "weights": weights,
