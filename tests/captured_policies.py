@@ -459,6 +459,20 @@ class BranchesOnValues(Net):
         return self.net(observation) * float(observation[0, 0])
 
 
+class ThreeWays(Net):
+    """The last of which comes often, and changes a buffer; the second one comes once."""
+
+    def __init__(self) -> None:
+        super().__init__(count=nn.Buffer(torch.zeros(())))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if observation[0, 1] == 15:
+            return self.net(observation) - 1
+        if observation[0, 1] > 20:
+            return self.net(observation) + self.count.add_(1)
+        return self.net(observation)
+
+
 class LooksAtANumberThatWasWrittenTo(Net):
     """What looks like a search for NaN is not one."""
 

@@ -370,6 +370,13 @@ def test_another_number_of_rows() -> None:
     assert [policy.describe() for _, policy in bound.values()] == ["captured, 3 operations"] * 3
 
 
+def test_ways_on_probation_stand_for_themselves() -> None:
+    """A way that is left while it is compared has not agreed, and the next one has changed nothing."""
+    long = functools.partial(make_counting, 1000)
+    plans = both_ways(policies.ThreeWays, None, num_envs=1, make_env=long, steps=60)
+    assert plans[-1].count(" or ") == 1, plans  # the second way came too rarely to be trusted
+
+
 @pytest.mark.parametrize("wait", range(4))
 def test_change_on_a_branch_that_was_not_recorded(wait: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the batch is not collected with what was captured before it."""
