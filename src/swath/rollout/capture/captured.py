@@ -1,7 +1,7 @@
 """Captured: when a policy is recorded, when its program is trusted, and when it is called as it is.
 
 ==============  =======================================================================================
-warming up      called as it is; nothing is known yet
+warming up      called as it is; nothing is known yet. The last of these calls is looked at: can it be recorded?
 recording       one real call, which is also the step's
 on probation    program and call, on the same rows: the call counts, and both must be equal to the last bit
 captured        the program; now and then both again, on one row
@@ -27,7 +27,7 @@ from torch.nn.modules import module
 
 from swath.errors import CaptureError
 from swath.rollout.capture.program import Program, Rows, program_of, random_states, restore
-from swath.rollout.capture.recording import NotCapturable, record
+from swath.rollout.capture.recording import NotCapturable, record, scouted
 from swath.rollout.capture.watch import Watch, watch
 
 #: Calls before the first recording: by then caches are filled, and what a first call alone does is done.
@@ -104,7 +104,8 @@ class CapturedPolicy:
         self._stage: Callable[[int], None] = self._warm_up
         self._wait = self._next_wait = FIRST_WAIT
         self._turn = 0
-        self._is_comparing = False
+        #: The paths that are being compared with the call.
+        self._compared: Sequence[_Path] = ()
         self._was_left = False
         #: Calls since the last look, because no path fitted, and how long they took.
         self._bail_outs = 0
@@ -150,10 +151,15 @@ class CapturedPolicy:
     # -- stages -----------------------------------------------------------------------------------------------------
 
     def _warm_up(self, t: int) -> None:
-        self._called.act(t)
         self._wait -= 1
-        if self._wait <= 0:
-            self._stage = self._first
+        if self._wait > 0 or sys.getprofile() is not None:
+            self._called.act(t)
+            self._stage = self._warm_up if self._wait > 0 else self._first
+            return
+        refusals = scouted(functools.partial(self._called.plainly, t))
+        self._stage = self._first
+        if refusals:
+            self._give_up(refusals[0])
 
     def _first(self, t: int) -> None:
         started = perf_counter()
@@ -248,11 +254,11 @@ class CapturedPolicy:
         changes = [tensor for path in paths for tensor in path.program.changes]
         overwritten = [*changes, *(memory[t] for memory in self._called.remembered)]
         states, before = random_states(), [tensor.clone() for tensor in overwritten]
-        self._was_left, self._is_comparing = False, True
+        self._was_left, self._compared = False, paths
         try:
             act(t)
         finally:
-            self._is_comparing = False
+            self._compared = ()
         ours = [rows[t].clone() for rows in self._called.output_rows]
         ours += [tensor.clone() for tensor in changes]
         our_states = random_states()
@@ -270,9 +276,10 @@ class CapturedPolicy:
     def _leave(self, path: _Path, t: int, where: str) -> None:
         """The path found another value than it knows."""
         following = self._after(path)
-        if following is not None and following.is_trusted:
+        is_next = following is not None and following.is_trusted and (not self._compared or following in self._compared)
+        if following is not None and is_next:
             following.act(t)
-        elif self._is_comparing:
+        elif self._compared:
             self._was_left = True
         else:
             self._beyond(path, t, where)

@@ -8,6 +8,7 @@ is different, ``bail_out`` calls the policy as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -272,7 +273,11 @@ class _Source:
         if isinstance(statement, Check):
             look = self._name(statement.look, "look") + ("[0]" if statement.is_memory else "()")
             expected = look if statement.expected is None else self._name(statement.expected, "c")
-            self._line(f"if {look} != {expected}:")
+            condition = f"{look} != {expected}"
+            if isinstance(statement.expected, float) and statement.expected == 0.0:  # so is -0.0, another number
+                self.values["copysign"] = math.copysign
+                condition += f" or copysign(1.0, {look}) != {math.copysign(1.0, statement.expected)}"
+            self._line(f"if {condition}:")
             if looks_back:
                 self._line("    restore(states)")
             self._line(f"    left = {statement.where!r}")

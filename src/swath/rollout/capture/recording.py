@@ -64,6 +64,8 @@ class Node:
     result: Any
     #: The user's line that it came from; only for values that were read into Python.
     where: str = ""
+    #: Whether it was a distribution that looked, to see if its arguments are what they should be.
+    validates: bool = False
     #: The result as it was, for a constant that later operations may have changed.
     pristine: torch.Tensor | None = None
     inputs: list[torch.Tensor] = field(init=False)
@@ -132,15 +134,25 @@ class Recording:
 def record(function: Callable[[], Any]) -> Recording:
     """Call ``function`` once; what it gave, and what it did."""
     recording = Recording()
-    profiler = _Profiler(recording)
     with _Operations(recording) as operations, _WholeLayers(operations):
-        before = sys.getprofile()
-        sys.setprofile(profiler)
-        try:
-            recording.result = function()
-        finally:
-            sys.setprofile(before)
+        _watched(function, recording)
     return recording
+
+
+def scouted(function: Callable[[], Any]) -> list[str]:
+    """Call ``function`` once; why it cannot be recorded: compiled code must not even see that it is."""
+    recording = Recording()
+    _watched(function, recording)
+    return recording.refusals
+
+
+def _watched(function: Callable[[], Any], recording: Recording) -> None:
+    before = sys.getprofile()
+    sys.setprofile(_Profiler(recording))
+    try:
+        recording.result = function()
+    finally:
+        sys.setprofile(before)
 
 
 class _Operations(TorchDispatchMode):
@@ -169,6 +181,7 @@ class _Operations(TorchDispatchMode):
         node = Node(func, args, kwargs, result)
         if node.is_check:
             node.where = user_line(sys._getframe(1))
+            node.validates = _is_called_by(sys._getframe(1), "torch.distributions")
         elif isinstance(result, torch.Tensor) and (func is LIFT or not node.inputs) and not node.is_random:
             node.pristine = result.clone()
         self.nodes.append(node)
@@ -249,17 +262,23 @@ class _Profiler:
         if code in self._seen:
             return
         self._seen.add(code)
-        self._recording.names.update(code.co_names)
-        self._recording.names.update(name for name in code.co_consts if isinstance(name, str))
-        if is_library(frame):
-            return
+        self._recording.names.update(names_in(code))
         module = frame.f_globals.get("__name__") or ""
+        if is_library(frame):
+            if code.co_name == "compile_wrapper" and module.startswith("torch._dynamo"):
+                self._recording.refusals.append(f"it calls what torch.compile has made ({user_line(frame.f_back)})")
+            return
         if not _is_standard(frame):
             self._recording.user_code[code] = frame.f_globals
             if "__dict__" in code.co_names or any(i.opname == "MATCH_CLASS" for i in dis.get_instructions(code)):
                 self._recording.looks_up_any_name = True
         elif _root_of(frame) not in PURE_MODULES and (_root_of(frame) in IMPURE_MODULES or not _by_library(frame)):
             self._recording.refusals.append(f"it calls {module}.{code.co_qualname} ({user_line(frame.f_back)})")
+
+
+def names_in(code: CodeType) -> set[str]:
+    """The names that code spells: of globals and attributes, also as strings."""
+    return {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
 
 
 def _root_of(frame: FrameType) -> str:
@@ -280,6 +299,13 @@ def _by_library(frame: FrameType) -> bool:
     while caller is not None and _is_standard(caller):
         caller = caller.f_back
     return caller is not None and is_library(caller)
+
+
+def _is_called_by(frame: FrameType | None, package: str) -> bool:
+    """Whether it is the package's own code that is running, but for what is here and in torch to let it run."""
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch._tensor", "torch.functional"):
+        frame = frame.f_back
+    return frame is not None and (frame.f_globals.get("__name__") or "").startswith(package)
 
 
 def user_line(frame: FrameType | None) -> str:

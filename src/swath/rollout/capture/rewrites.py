@@ -39,7 +39,7 @@ def rewritten(nodes: list[Node]) -> list[Node]:
             if condition is not None and condition.name == "eq" and _compares_with_itself(condition):
                 kept.append(Node(no_nan, (condition.inputs[0],), {}, True, node.where))
                 continue
-            if _holds_for_every_index(node, makers):
+            if node.validates and _holds_for_every_index(node, makers):
                 continue
         kept.append(node)
     return _with_checks_of_softmax(kept)
@@ -80,14 +80,16 @@ def _compares_with_itself(node: Node) -> bool:
 
 
 class Makers:
-    """Which operation made a tensor."""
+    """Which operation made a tensor, if no other has written to it."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
         self._of: dict[int, Node] = {}
+        changed = {storage_of(tensor) for node in nodes for tensor in node.written}
         for node in nodes:
             for tensor in node.outputs:
-                self._of.setdefault(id(tensor), node)
+                if storage_of(tensor) not in changed:
+                    self._of.setdefault(id(tensor), node)
 
     def of(self, tensor: torch.Tensor) -> Node | None:
         return self._of.get(id(tensor))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.rollout.capture.recording import LIBRARIES, PURE_MODULES, NotCapturable, Recording
+from swath.rollout.capture.recording import LIBRARIES, PURE_MODULES, NotCapturable, Recording, names_in
 
 _MISSING = object()
 #: More than this is not watched: looking at it before every batch would cost more than it gains.
@@ -35,6 +35,8 @@ _LEAVES = (
 )
 #: Values that change, or lead elsewhere, without an attribute that shows it.
 _BLIND = (bytearray, memoryview, Iterator, MappingView, operator.attrgetter, operator.methodcaller)
+#: Compiled code has its own ways to look at things.
+_COMPILED = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -105,11 +107,14 @@ class _Walk:
         self._names = recording.names
         self._any_name = recording.looks_up_any_name
         self._user_code = recording.user_code
+        #: Those that a user's code spells.
+        self._user_names = {name for code in self._user_code for name in names_in(code)}
         self._watch = Watch()
         #: What was seen; kept, so that an identity is not used again.
         self._seen: dict[int, Any] = {}
         self._waiting: list[tuple[Any, str, bool]] = []
         self._functions: set[CodeType] = set()
+        self._owners: set[type] = set()
 
     def all_from(self, roots: Mapping[str, Any]) -> Watch:
         self._waiting = [(value, name, True) for name, value in roots.items()]
@@ -179,6 +184,9 @@ class _Walk:
     def _tensor(self, tensor: torch.Tensor, place: str) -> None:
         if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
             self._watch.tensor(tensor, place)
+        if "grad" in self._user_names:
+            grad = self._watch.reading(functools.partial(getattr, tensor, "grad"), f"{place}.grad")
+            self._later(grad, f"{place}.grad")
         self._attributes(vars(tensor), place, True)
 
     def _wrapper(self, value: Any, place: str, users: bool) -> bool:
@@ -220,7 +228,12 @@ class _Walk:
         if type(kind) is not type:
             self._later(type(kind), type(kind).__name__)
         for owner in kind.__mro__:
-            if _root(owner.__module__) in LIBRARIES or _root(owner.__module__) in PURE_MODULES:
+            if owner in self._owners or owner is object:
+                continue
+            self._owners.add(owner)
+            if _is_predictable(owner):  # as long as nobody puts something else there
+                for name in self._names & vars(owner).keys():
+                    self._watch.slot(vars(owner), name, f"{owner.__name__}.{name}")
                 continue
             self._watch.keys(vars(owner), owner.__name__)
             for name in tuple(vars(owner)):
@@ -233,6 +246,10 @@ class _Walk:
     def _module(self, module: ModuleType) -> None:
         root = _root(module.__name__)
         if root in LIBRARIES or root in PURE_MODULES:
+            for name in self._user_names & vars(module).keys():
+                value = self._watch.slot(vars(module), name, f"{module.__name__}.{name}")
+                if isinstance(value, (type, ModuleType)):
+                    self._later(value, f"{module.__name__}.{name}")
             return
         if root == "numpy":
             if "random" in self._names or "random" in module.__name__:
@@ -254,6 +271,8 @@ class _Walk:
                     f"it reads {place}, a {kind.__module__}.{kind.__qualname__}, which cannot be watched"
                 )
             return
+        if isinstance(value, _COMPILED):
+            raise NotCapturable(f"it calls {place}, which TorchScript has compiled")
         if isinstance(value, torch.Generator):
             raise NotCapturable(f"it reads {place}, a random generator")
         if users and _has_more_than_attributes(kind, len(slots)):
@@ -265,14 +284,14 @@ class _Walk:
         for name in slots:
             if name in self._names or self._any_name:
                 found = self._watch.reading(functools.partial(getattr, value, name, _MISSING), f"{place}.{name}")
-                self._later(found, f"{place}.{name}", not is_library)
+                self._later(found, f"{place}.{name}", not is_library or name in self._user_names)
 
     def _attributes(self, attributes: Mapping[str, Any], place: str, users: bool) -> None:
         self._watch.keys(attributes, place)
         for name in attributes:
             if name in self._names or self._any_name:
                 found = self._watch.slot(attributes, name, f"{place}.{name}")
-                self._later(found, f"{place}.{name}", users)
+                self._later(found, f"{place}.{name}", users or name in self._user_names)
 
 
 def _is_predictable(kind: type) -> bool:
