@@ -37,6 +37,9 @@ LAST_WAIT = 4096
 PROBATION = 3
 #: The share of the time that goes to checking a trusted program.
 CHECKING = 0.005
+#: The share of the time that may go to looking whether anything has changed; judged after so many looks.
+LOOKING = 0.25
+MIN_LOOKS = 64
 #: Ways through the policy's code that are recorded, one after the other.
 MAX_PATHS = 4
 #: A path that is left so many times, and for most of the time, is dropped.
@@ -113,6 +116,7 @@ class CapturedPolicy:
         self._first_bail_out = 0.0
         self._since = self._checked = perf_counter()
         self._cost_s = 0.0
+        self._num_looks, self._looking_s, self._looking_since = 0, 0.0, perf_counter()
         self.reason = "not captured yet"
 
     def prepared(self) -> Callable[[int], None]:
@@ -122,6 +126,8 @@ class CapturedPolicy:
             changed = self._what_changed()
             if changed is not None:
                 self._drop(f"{changed} was changed")
+            elif self._looking_is_all_it_does():
+                self._give_up("to look before each batch at all that it may have read takes longer than it saves")
             elif self._stage == self._paths[0].act and perf_counter() - self._checked > self._cost_s / CHECKING:
                 self._turn = (self._turn + 37) % 128
                 self._wait = self._turn
@@ -146,7 +152,20 @@ class CapturedPolicy:
     def _what_changed(self) -> str | None:
         if self._ambient != ambient():
             return "the exploration type, autocast or another setting of torch"
-        return next((changed for path in self._paths if (changed := path.watch.changed()) is not None), None)
+        started = perf_counter()
+        changed = next((changed for path in self._paths if (changed := path.watch.changed()) is not None), None)
+        self._num_looks += 1
+        self._looking_s += perf_counter() - started
+        return changed
+
+    def _looking_is_all_it_does(self) -> bool:
+        """Whether a good part of the time goes to looking: many objects, and few steps between two looks."""
+        if self._num_looks < MIN_LOOKS:
+            return False
+        now = perf_counter()
+        is_most = self._looking_s > LOOKING * (now - self._looking_since)
+        self._num_looks, self._looking_s, self._looking_since = 0, 0.0, now
+        return is_most
 
     # -- stages -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +215,7 @@ class CapturedPolicy:
             raise NotCapturable(f"its operations cannot be repeated ({type(error).__name__}: {error})") from error
         self._ambient = ambient()
         leave = functools.partial(self._leave, path)
-        path.act = path.program.bound(called.input_rows, called.output_rows, leave, self._live)
+        path.act = path.program.bound(called.input_rows, called.output_rows, leave, self._live, seen.numbers)
         self._paths.append(path)
 
     def _on_trial(self, t: int) -> None:
@@ -357,7 +376,5 @@ def ambient() -> tuple[Any, ...]:
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal to the last bit; a NaN is equal to itself."""
-    return torch.equal(a, b) or torch.equal(
-        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
-    )
+    """Equal to the last bit: a NaN is equal to itself, and 0.0 is not -0.0."""
+    return torch.equal(*(tensor.contiguous().view(-1).view(torch.uint8) for tensor in (a, b)))

@@ -73,6 +73,8 @@ def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement 
         yield Statement(torch.Tensor.copy_, (node.outputs[0], node.inputs[0]))
     elif node.op is LINEAR:
         yield _linear(node)
+    elif node.op is torch.matmul:
+        yield _product(node)
     elif node.op is ONE_HOT:
         yield Statement(torch.Tensor.zero_, (node.result,))
         yield Statement(torch.Tensor.scatter_, (node.result, -1, node.args[0].unsqueeze(-1), 1))
@@ -185,6 +187,16 @@ def _linear(node: Node) -> Statement:
     return Statement(node.op, node.args, node.kwargs, ((None, out),))
 
 
+def _product(node: Node) -> Statement:
+    a, b = node.args
+    (out,) = node.outputs
+    if a.dim() == 1 and b.dim() == 2:  # as it is done inside, where ``out=`` would be resized
+        return Statement(torch.mm, (a.unsqueeze(0), b), {"out": out.unsqueeze(0)})
+    if a.dim() == 2 and b.dim() in (1, 2):
+        return Statement(torch.mm if b.dim() == 2 else torch.mv, (a, b), {"out": out})
+    return Statement(torch.matmul, (a, b), {}, ((None, out),))
+
+
 def _out_of_place(node: Node, read: set[int]) -> Statement:
     function = _binding(node.name)
     results: Any = node.result if isinstance(node.result, torch.Tensor) else tuple(node.outputs)
@@ -213,6 +225,8 @@ def _binding(name: str) -> Callable[..., Any] | None:
 
 
 def _out_overload(node: Node) -> Callable[..., Any] | None:
+    if not isinstance(node.op, torch._ops.OpOverload):
+        return None
     packet = node.op.overloadpacket
     overload = node.op._overloadname
     for name in ("out" if overload == "default" else f"{overload}_out", "out"):

@@ -74,10 +74,15 @@ class Program:
         return sum(isinstance(statement, Statement) for statement in self.statements)
 
     def bound(
-        self, inputs: Sequence[Rows], outputs: Sequence[Rows], bail_out: Callable[..., None], live: list[Any]
+        self,
+        inputs: Sequence[Rows],
+        outputs: Sequence[Rows],
+        bail_out: Callable[..., None],
+        live: list[Any],
+        numbers: Sequence[tuple[Any, Any, Any]] = (),
     ) -> Any:
-        """``act(t)`` on these rows; once ``live`` is empty, ``bail_out`` only."""
-        return _Source(self, inputs, outputs, bail_out, live).compiled()
+        """``act(t)`` on these rows; once ``live`` is empty, or one of the ``numbers`` another, ``bail_out`` only."""
+        return _Source(self, inputs, outputs, bail_out, live, numbers).compiled()
 
 
 def program_of(
@@ -245,6 +250,7 @@ class _Source:
         outputs: Sequence[Rows],
         bail_out: Callable[..., None],
         live: list[Any],
+        numbers: Sequence[tuple[Any, Any, Any]],
     ) -> None:
         self._names: dict[int, str] = {}
         self.values: dict[str, Any] = {"bail_out": bail_out, "live": live}
@@ -254,6 +260,7 @@ class _Source:
             self.values |= {"random_states": random_states, "restore": restore}
             self._lines.append("    states = random_states()")
         self._lines += ["    try:", "      while live:"]
+        self._look_at(numbers)
         for tensor, rows in zip(program.inputs, inputs, strict=True):
             self._line(f"{self._name(tensor, 'x')}.copy_({self._name(rows, 'rows')}[t])")
         for statement in program.statements:
@@ -264,6 +271,18 @@ class _Source:
         self._lines += ["    except Exception:"]
         self._line("restore(states)" if program.looks_back else "pass")
         self._lines += ["    bail_out(t, left)"]
+
+    def _look_at(self, numbers: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Numbers that the policy's own code reads: an env's step may change them, too."""
+        conditions = []
+        for i, (owner, key, value) in enumerate(numbers):
+            self.values |= {f"owner{i}": owner, f"number{i}": value}
+            found = f"owner{i}.cell_contents" if key is None else f"owner{i}[{key!r}]"
+            conditions.append(f"{found} is not number{i}")
+        if conditions:
+            self._line(f"if {' or '.join(conditions)}:")
+            self._line("    left = 'a number that it reads'")
+            self._line("    break")
 
     def compiled(self) -> Callable[[int], None]:
         exec(compile("\n".join(self._lines), "<captured policy>", "exec"), self.values)

@@ -192,6 +192,8 @@ class _Operations(TorchDispatchMode):
 #: code looks at its indices only to raise.
 LINEAR, ONE_HOT = torch._C._nn.linear, torch._C._nn.one_hot
 TO_LIST = torch.Tensor.tolist
+#: A product changes the shape of its own result, which would not be seen.
+_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
 class _WholeLayers(TorchFunctionMode):
@@ -215,7 +217,7 @@ class _WholeLayers(TorchFunctionMode):
             result = func(*args, **kwargs)
         finally:
             _push_mode(mode)
-        node = Node(func, args, kwargs, result)
+        node = Node(torch.matmul if func in _PRODUCTS else func, args, kwargs, result)
         node.where = user_line(sys._getframe(1)) if node.is_check else ""
         self._nodes.append(node)
         return result
@@ -224,7 +226,9 @@ class _WholeLayers(TorchFunctionMode):
 def _is_whole(function: Any, args: Any, kwargs: Any) -> bool:
     if function is ONE_HOT:
         return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) > 0
-    return function is TO_LIST or (function is LINEAR and not torch.is_autocast_enabled("cpu"))
+    if torch.is_autocast_enabled("cpu"):
+        return function is TO_LIST
+    return function in (TO_LIST, LINEAR) or (function in _PRODUCTS and not kwargs)
 
 
 def _reads_unseen(function: Any, args: Any, nodes: list[Node]) -> bool:
@@ -309,12 +313,15 @@ def _is_called_by(frame: FrameType | None, package: str) -> bool:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """The innermost line that is not a library's, as "agent.py:31"."""
-    while frame is not None and is_library(frame):
+    """The policy's innermost line that is not a library's, as "agent.py:31"; else the library's."""
+    while frame is not None and _root_of(frame) == "swath":
         frame = frame.f_back
-    if frame is None:
-        return "in a library"
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+    innermost = frame
+    while frame is not None and is_library(frame) and _root_of(frame) != "swath":
+        frame = frame.f_back
+    if frame is None or _root_of(frame) == "swath":
+        frame = innermost
+    return "in a library" if frame is None else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
 
 
 _PURE_OWNERS = (list, dict, tuple, str, set, frozenset, int, float, bytes, type)

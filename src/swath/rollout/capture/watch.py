@@ -37,6 +37,9 @@ _LEAVES = (
 _BLIND = (bytearray, memoryview, Iterator, MappingView, operator.attrgetter, operator.methodcaller)
 #: Compiled code has its own ways to look at things.
 _COMPILED = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+_NUMBERS = (bool, int, float, str, type(None))
+#: As many are looked at in each step, some 50 ns each.
+MAX_NUMBERS = 16
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -52,6 +55,9 @@ class Watch:
         self._keys: list[tuple[Mapping[Any, Any], tuple[Any, ...], str]] = []
         self._sequences: list[tuple[Any, tuple[Any, ...], str]] = []
         self._tensors: list[tuple[torch.Tensor, tuple[Any, ...], str]] = []
+        #: Numbers and the like that the user's own code reads, to be looked at in each step: a mapping and a key, or a
+        #: cell and None, and the value.
+        self.numbers: list[tuple[Any, Any, Any]] = []
         self.tensor_ids: set[int] = set()
 
     def changed(self) -> str | None:
@@ -76,6 +82,10 @@ class Watch:
         value = mapping.get(key, _MISSING)
         self._slots.append((mapping, key, value, place))
         return value
+
+    def number(self, owner: Any, key: Any, value: Any) -> None:
+        if type(value) in _NUMBERS and len(self.numbers) < MAX_NUMBERS:
+            self.numbers.append((owner, key, value))
 
     def reading(self, read: Callable[[], Any], place: str) -> Any:
         value = read()
@@ -137,6 +147,7 @@ class _Walk:
     def _globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
         for name in code.co_names:
             value = self._watch.slot(namespace, name, f"the global {name}")
+            self._watch.number(namespace, name, value)
             if value is not _MISSING:
                 self._waiting.append((value, f"the global {name}", True))
         for instruction in dis.get_instructions(code):
@@ -223,6 +234,8 @@ class _Walk:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = self._watch.reading(functools.partial(_contents, cell), f"{name}, which {place} closes over")
             self._later(value, name, users=not is_library)
+            if not is_library:
+                self._watch.number(cell, None, value)
 
     def _class(self, kind: type) -> None:
         if type(kind) is not type:
@@ -292,6 +305,8 @@ class _Walk:
             if name in self._names or self._any_name:
                 found = self._watch.slot(attributes, name, f"{place}.{name}")
                 self._later(found, f"{place}.{name}", users or name in self._user_names)
+                if users and name in self._user_names:
+                    self._watch.number(attributes, name, found)
 
 
 def _is_predictable(kind: type) -> bool:
