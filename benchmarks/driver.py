@@ -129,8 +129,8 @@ class SyntheticLauncher:
 
 
 def _collector(num_nodes: int, frames: int, policy: nn.Module) -> Any:
+    from swath.addresses import LOOPBACK
     from swath.collectors.distributed import DistributedCollector
-    from swath.collectors.distributed.addresses import LOOPBACK
     from swath.collectors.distributed.process_group import ProcessGroupEngine
 
     class Driver(DistributedCollector):

@@ -22,9 +22,9 @@ from counting import CountingEnv, assert_consistent, make_counting
 from leaks import wait_until, warned
 from numbered import ENV, EPISODE, PID, make_numbered
 from policies_for_tests import deterministic
+from swath.addresses import is_loopback, own_address
 from swath.collectors import Collector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector, DistributedSyncCollector
-from swath.collectors.distributed.addresses import is_loopback, own_address
 from swath.collectors.distributed.wire import pack_value, unpack_value
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import SerialEnv

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from swath.collectors.distributed.addresses import LOOPBACK, is_loopback
+from swath.addresses import LOOPBACK, is_loopback
 
 #: Of a cluster that swath starts itself. Replies up to ``max_direct_call_object_size`` go straight to the driver,
 #: without a detour over the object store's process.

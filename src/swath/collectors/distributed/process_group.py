@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from swath.collectors.distributed.addresses import (
+from swath.addresses import (
     LOOPBACK,
     is_loopback,
     listen,

@@ -22,7 +22,7 @@ import torch
 from torch.distributed import rpc
 
 from swath import platforms
-from swath.collectors.distributed.addresses import LOOPBACK, is_loopback, own_address, warn_if_open
+from swath.addresses import LOOPBACK, is_loopback, own_address, warn_if_open
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
