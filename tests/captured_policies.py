@@ -341,6 +341,15 @@ def from_class() -> Net:
     return type("Mine", (FromClass,), {})()
 
 
+def with_property() -> Net:
+    """Of a class of its own, whose getter may be changed."""
+
+    def hidden(self: Any, value: float = 1.0) -> float:
+        return value
+
+    return type("Mine", (FromProperty,), {"hidden": property(hidden)})()
+
+
 def from_deque() -> Net:
     return FromItems(items=collections.deque([1.0], maxlen=1))
 

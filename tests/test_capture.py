@@ -125,6 +125,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], list[Change]]] = {
     "attribute of a module": (policies.from_module, [lambda policy: setattr(policies.settings, "scale", 2.0)]),
     "class attribute": (policies.from_class, [class_attribute(2.0), class_attribute(3.0)]),
     "property": (lambda: policies.FromProperty(_hidden=1.0), [setter(_hidden=2.0)]),
+    "getter of a property": (
+        policies.with_property,
+        [lambda policy: setattr(type(policy).hidden.fget, "__defaults__", (2.0,))],
+    ),
     "descriptor": (lambda: policies.FromDescriptor(config=Config()), [setter(config__scale=2.0)]),
     "list": (lambda: FromItems(items=[1.0]), [lambda policy: policy.items.insert(0, 2.0)]),
     "list grown": (lambda: policies.FromLength(items=[1.0]), [lambda policy: policy.items.append(2.0)]),
@@ -441,6 +445,7 @@ CALLED: dict[str, tuple[Callable[[], Any], str, Change | None]] = {
         None,
     ),
     "time": (lambda: policies.Calls(lambda: 1.0 if time.time() > 0 else 2.0), "time", None),
+    "arguments": (lambda: policies.Calls(lambda: float(len(sys.argv) > 0)), "it uses the module sys", None),
     "now": (lambda: policies.Calls(lambda: 1.0 if datetime.now().year else 2.0), "it calls datetime.now", None),
     "print": (lambda: policies.Calls(lambda: print(end="") or 1.0), r"it calls print\(\)", None),
     "array": (
