@@ -58,7 +58,9 @@ def _with_checks_of_softmax(nodes: list[Node]) -> list[Node]:
     for node in nodes:
         kept.append(node)
         if node.name == "_softmax" and node in sampled and not gives_probabilities(node, makers, checked):
-            kept.append(Node(no_nan, (node.result,), {}, True, "a sample"))
+            # Logits that were normalised tell as much, and then their normalising can be written out as well.
+            normalised = gives_probabilities(node, makers, checked | {id(node.args[0])})
+            kept.append(Node(no_nan, (node.args[0] if normalised else node.result,), {}, True, "a sample"))
     return kept
 
 
