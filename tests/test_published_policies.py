@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import time
 from typing import Any
 
 import pytest
@@ -42,3 +44,22 @@ def test_a_published_policy_is_captured(name: str, num_envs: int) -> None:
         assert expected.keys() == got.keys()
         for key, value in expected.items():
             assert torch.equal(value, got[key]), key
+
+
+def test_a_collection_of_garbage_while_it_is_recorded_is_not_the_policys() -> None:
+    """Who is told of collections (Hypothesis, say) may look at the clock."""
+    make_env, make_policy = PUBLISHED["CleanRL ppo"]
+    threshold = gc.get_threshold()
+    gc.callbacks.append(looks_at_the_clock)
+    gc.set_threshold(1)
+    try:
+        _, plan = batches(make_env, make_policy(), 1, capture=True)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(looks_at_the_clock)
+    assert plan.startswith("captured"), plan
+    assert gc.isenabled()
+
+
+def looks_at_the_clock(phase: str, info: Any) -> None:
+    time.perf_counter()

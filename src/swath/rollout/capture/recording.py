@@ -6,6 +6,7 @@ The tensors of a recording are kept: they are the memory in which the program ru
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -147,12 +148,15 @@ def scouted(function: Callable[[], Any]) -> list[str]:
 
 
 def _watched(function: Callable[[], Any], recording: Recording) -> None:
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # else finalizers, and whoever is told of a collection, would run as if the policy had called them
     sys.setprofile(_Profiler(recording))
     try:
         recording.result = function()
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 class _Operations(TorchDispatchMode):
