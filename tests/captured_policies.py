@@ -52,6 +52,7 @@ class Net(nn.Module):
     raises: Any
     handle: Any
     dropout: Any
+    other: Any
     kept: Any
     _hidden: Any
 
@@ -400,6 +401,16 @@ class WritesToViews(Net):
         return out.view_as(hidden).add_(1)
 
 
+class WritesLater(Net):
+    """What is looked at was written to after a random number was added to it."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        hidden = self.net(observation)
+        noisy = hidden + torch.rand_like(hidden)
+        hidden.mul_(2)
+        return noisy if hidden.sum() < 1e6 else hidden
+
+
 class LooksThroughViews(Net):
     """At what an operation with several results gives."""
 
@@ -510,10 +521,19 @@ class SignOfZero(Net):
 class ChangesItselfOnARareBranch(Net):
     """Of which the program does not know: the branch was not recorded."""
 
+    def __init__(self) -> None:
+        super().__init__(other=nn.Linear(4, 3))
+
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         if 20 < observation[0, 1] < 22:
-            self.scale = self.scale * 0.5
-        return self.net(observation) * self.scale
+            self.net, self.other = self.other, self.net
+        return self.net(observation)
+
+
+class SeedsItself(Net):
+    def factor(self) -> torch.Tensor:
+        torch.default_generator.manual_seed(3)
+        return torch.rand(3)
 
 
 class Heads(Net):
@@ -657,6 +677,7 @@ def probabilistic() -> ProbabilisticTensorDictSequential:
                 in_keys=["logits"],
                 out_keys=["action"],
                 distribution_class=torch.distributions.OneHotCategorical,
+                distribution_kwargs={"validate_args": False},  # a mean is no sample
                 return_log_prob=True,
                 default_interaction_type=InteractionType("random"),
             ),
