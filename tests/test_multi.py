@@ -801,6 +801,20 @@ def test_state_in_async_mode_counts_random_frames_under_way_as_due() -> None:
     assert sum(int((batch["mark"] == 0).sum()) for batch in seen) == 50
 
 
+@pytest.mark.parametrize("random_frames", [7, 13, 20])
+def test_random_frames_of_an_env_whose_batch_a_reset_drops_are_due(random_frames: int) -> None:
+    """Both envs of the worker have had their share of them, and only one batch was delivered."""
+    policy = TensorDictModule(Marking(), in_keys=["observation"], out_keys=["action", "mark"])
+    with multi(
+        MultiAsyncCollector, 2, 1, policy, frames_per_batch=10, total_frames=100, init_random_frames=random_frames
+    ) as collector:
+        batches = iter(collector)
+        seen = [next(batches).clone()]
+        collector.reset()
+        seen += [batch.clone() for batch in batches]
+    assert sum(int((batch["mark"] == 0).sum()) for batch in seen) == random_frames
+
+
 def test_a_forked_process_cannot_use_it() -> None:
     import os
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from swath.workers.blocks import BlockLayout
 from swath.workers.board import Ledger
 from swath.workers.buffer_writer import Processing, Stored
 from swath.workers.fleet import Member
-from swath.workers.orders import INTO_BUFFER, Order, Ready
+from swath.workers.orders import INTO_BUFFER, Order, Ready, random_in_lanes, random_in_rows
 
 if TYPE_CHECKING:
     from swath.collectors.multi import MultiCollector
@@ -208,7 +207,7 @@ class FreeRun(Work):
             if pending is not None:
                 self._count(member.number, self._frames_of(member.number, pending, ready))
                 # It may have been stopped.
-                taken = _random_in_lanes(pending, ready.steps, self._layouts[member.number].num_envs)
+                taken = random_in_lanes(pending.random_frames, ready.steps, self._layouts[member.number].num_envs)
                 self._collector._random_frames_left += pending.random_frames - taken
 
     def _frames_of(self, worker: int, pending: _Pending, ready: Ready) -> int:
@@ -239,26 +238,13 @@ class FreeRun(Work):
         for number in sorted(pending):  # that was of the oldest: it reports each before it goes on with the next
             each = pending.pop(number)
             rows = -(-unreported // each.order.steps[0])
-            self._collector._random_frames_left += each.random_frames - _random_in(each, rows, layout.num_envs)
+            taken = random_in_rows(each.random_frames, range(rows), layout.num_envs)
+            self._collector._random_frames_left += each.random_frames - taken
             unreported = 0
         tracks = self._tracks[worker]
         self._memory.tracks.settle(slice(tracks.start, tracks.stop))
         mark_ends(self._memory, tracks)
         self._map(member)
-
-
-def _random_in(pending: _Pending, rows: int, num_rows: int) -> int:
-    """How many of an order's random frames are in its first rows: they come first in each, and one more in some."""
-    each, rest = divmod(pending.random_frames, num_rows)
-    return rows * each + min(rows, rest)
-
-
-def _random_in_lanes(pending: _Pending, steps: Sequence[int], num_rows: int) -> int:
-    """How many of an order's random frames are in the first steps of each lane."""
-    rows = num_rows // len(steps)
-    each, rest = divmod(pending.random_frames, num_rows)
-    shares = [each * rows + min(max(rest - lane * rows, 0), rows) for lane in range(len(steps))]
-    return sum(min(share, taken * rows) for share, taken in zip(shares, steps, strict=True))
 
 
 def _pickled(processing: Processing) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
 from swath.workers.fleet import Member, has_ended
-from swath.workers.orders import Order, Ready
+from swath.workers.orders import Order, Ready, random_in_rows
 
 #: Orders that a worker has at a time: the one that it follows, and the one that it goes on with.
 _ORDERS_PER_WORKER = 2
@@ -36,6 +36,8 @@ class _Pending:
     frames: list[int]
     #: How many of them are random.
     random_frames: int
+    #: And how many of all its steps, also of those that a predecessor has taken.
+    random_in_steps: int
     #: Of the weights when it was given.
     version: int
 
@@ -231,7 +233,9 @@ class MultiAsyncCollector(MultiCollector):
         self._ahead.discard(worker)
         if min(frames) < steps * each:
             self._ahead.add(worker)
-        self._pending[worker][order.number] = _Pending(order, block, frames, wanted, self._policy_version)
+        self._pending[worker][order.number] = _Pending(
+            order, block, frames, wanted, random_frames, self._policy_version
+        )
         self._send_order(member, block, order)
 
     def _send_order(self, member: Member, block: Block, order: Order) -> None:
@@ -257,7 +261,7 @@ class MultiAsyncCollector(MultiCollector):
                 leaves = layout.leaves(old.block.memory.bytes_, steps)
                 mark_broken(layout.part(leaves, old.order.members, steps), first - 1)
             order = self._order(old.block, steps, old.order.members, old.order.random_frames - spent, first)
-            pending[order.number] = _Pending(order, old.block, old.frames, old.random_frames, old.version)
+            pending[order.number] = replace(old, order=order)
             self._send_order(member, old.block, order)
 
     def _give_up_episodes(self) -> None:
@@ -312,11 +316,6 @@ class MultiAsyncCollector(MultiCollector):
             leaves[key] = numbers.unsqueeze(1).repeat(1, order.steps[0])
         each = layout.envs_per_member
         pieces = []
-        if min(ready.steps) < order.steps[0] - order.first_step:  # it was stopped: the rest is still due
-            undone = order.random_frames - min(order.random_frames, min(ready.steps) * layout.num_envs)
-            pending.random_frames -= min(undone, pending.random_frames)
-            self._random_frames_left += undone
-        random_left = pending.random_frames
         first = self._crew.layout.members[worker].start * each
         for index, frames in enumerate(pending.frames):
             env = first + index * each
@@ -324,18 +323,29 @@ class MultiAsyncCollector(MultiCollector):
             frames = min(frames, (lane_steps + order.first_step) * each)
             own = {key: leaf[index * each : (index + 1) * each] for key, leaf in leaves.items()}
             steps, rest = divmod(frames, each)
-            random_frames = random_left if index == len(pending.frames) - 1 else min(random_left, frames)
-            random_left -= random_frames
+            rows = range(index * each, (index + 1) * each)
+            random_frames = min(frames, random_in_rows(pending.random_in_steps, rows, layout.num_envs))
             if steps:
                 cut = own if steps == order.steps[0] else {k: leaf[:, :steps].contiguous() for k, leaf in own.items()}
                 pieces.append(
                     _Piece(
-                        worker, env, cut, layout.env_size, ready.versions, steps * each, random_frames, ready.objects
+                        worker,
+                        env,
+                        cut,
+                        layout.env_size,
+                        ready.versions,
+                        steps * each,
+                        min(random_frames, steps * each),
+                        ready.objects,
                     )
                 )
             if rest:
                 last = {key: leaf[:rest, steps : steps + 1].contiguous() for key, leaf in own.items()}
-                pieces.append(_Piece(worker, env, last, (rest,), [(0, ready.versions[-1][1])], rest, 0, ready.objects))
+                random_rest = max(0, random_frames - steps * each)
+                versions = [(0, ready.versions[-1][1])]
+                pieces.append(_Piece(worker, env, last, (rest,), versions, rest, random_rest, ready.objects))
+        # It may have been stopped: the rest is still due.
+        self._random_frames_left += pending.random_frames - sum(piece.random_frames for piece in pieces)
         return pieces
 
     def _salvage(self) -> TensorDictBase | None:

@@ -17,7 +17,7 @@ from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Key
 from swath.workers.blocks import Block, BlockLayout, BlockPool
 from swath.workers.fleet import Member
-from swath.workers.orders import Order, Ready
+from swath.workers.orders import Order, Ready, random_in_lanes, random_in_rows
 
 MASK: Key = ("collector", "mask")
 _ENV_OF_FRAME: Key = ("_env_of_frame",)
@@ -150,15 +150,13 @@ class MultiSyncCollector(MultiCollector):
     def _give_orders(self, batch: _Batch, num_envs: int | None) -> None:
         each = self._layout.envs_per_member
         rows = self._layout.num_envs if num_envs is None or not self._has_equal_steps else num_envs
-        random_steps, mixed = divmod(self._random_frames_left, self._layout.num_envs)
         for member in self._fleet.members:
             members = member.blueprint.members
-            own_rows = len(members) * each
-            first_row = members.start * each
-            if first_row >= rows or not batch.steps[members.start]:
+            own_rows = range(members.start * each, members.stop * each)
+            if own_rows.start >= rows or not batch.steps[members.start]:
                 continue  # a last batch of a few frames needs only the first envs
-            own_random = random_steps * own_rows + min(max(mixed - first_row, 0), own_rows)
-            own_random = min(own_random, batch.steps[members.start] * own_rows)
+            own_random = random_in_rows(self._random_frames_left, own_rows, self._layout.num_envs)
+            own_random = min(own_random, batch.steps[members.start] * len(own_rows))
             batch.orders[member.number] = self._order(batch.block, batch.steps, members, own_random)
             self._send_order(member, batch)
 
@@ -201,7 +199,7 @@ class MultiSyncCollector(MultiCollector):
         batch.ready[member.number] = steps
         batch.objects.update(ready.objects)
         own_rows = len(member.blueprint.members) * self._layout.envs_per_member
-        self._random_frames_left -= min(order.random_frames, min(ready.steps) * own_rows)
+        self._random_frames_left -= random_in_lanes(order.random_frames, ready.steps, own_rows)
         if self._assembler is not None:
             self._assembler.fragments |= set(ready.fragments)
 

@@ -148,6 +148,27 @@ class Order(NamedTuple):
     anew: bool = False
 
 
+def random_in_rows(random_frames: int, rows: range, num_rows: int) -> int:
+    """How many of an order's random frames some of its rows get: they come first, step by step, the first rows first.
+
+    >>> [random_in_rows(7, range(row, row + 1), 3) for row in range(3)], random_in_rows(7, range(1, 3), 3)
+    ([3, 2, 2], 4)
+    """
+    steps, mixed = divmod(random_frames, num_rows)
+    return steps * len(rows) + min(max(mixed - rows.start, 0), len(rows))
+
+
+def random_in_lanes(random_frames: int, steps: Sequence[int], num_rows: int) -> int:
+    """How many of an order's random frames are in the first steps of each lane; lanes are alike.
+
+    >>> random_in_lanes(10, [5, 5], 2), random_in_lanes(10, [2, 5], 2)
+    (10, 7)
+    """
+    each = num_rows // len(steps)
+    rows = [range(first, first + each) for first in range(0, num_rows, each)]
+    return sum(min(random_in_rows(random_frames, r, num_rows), n * each) for r, n in zip(rows, steps, strict=True))
+
+
 #: Instead of a block's number: write to the replay buffer.
 INTO_BUFFER = -1
 

@@ -32,7 +32,7 @@ from swath.workers.board import Ledger, Page
 from swath.workers.buffer_writer import BufferWriter, Stored, stored
 from swath.workers.channel import Channel, pack
 from swath.workers.memory import map_descriptor
-from swath.workers.orders import INTO_BUFFER, Blueprint, Description, Life, Order, Ready
+from swath.workers.orders import INTO_BUFFER, Blueprint, Description, Life, Order, Ready, random_in_rows
 from swath.workers.seeding import derived_seed, seed_process
 
 
@@ -308,15 +308,14 @@ class Worker:
         leaves = self._views[key]
         parts = []
         first_row, num_rows = 0, sum(lane.num_envs for lane in self.lanes)
-        random_steps, mixed = divmod(order.random_frames, num_rows)
         for lane in self.lanes:
             start = order.members.start + lane.members.start - self._blueprint.members.start
             members = range(start, start + len(lane.members))
             part = layout.part(leaves, members, order.steps, order.first_step)
-            # The first envs get what does not fill a step of all.
-            random_frames = random_steps * lane.num_envs + min(max(mixed - first_row, 0), lane.num_envs)
+            rows = range(first_row, first_row + lane.num_envs)
+            random_frames = random_in_rows(order.random_frames, rows, num_rows)
             parts.append((lane, part, order.steps[start] - order.first_step, random_frames))
-            first_row += lane.num_envs
+            first_row = rows.stop
         return parts
 
     def _objects_of(self, order: Order, steps: list[int]) -> dict[int, Any]:
