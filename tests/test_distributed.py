@@ -548,6 +548,43 @@ def test_a_restart_that_fails_is_tried_again_within_the_budget(tmp_path: Path) -
         assert collector.num_nodes == 1
 
 
+@pytest.mark.parametrize("track_traj_ids", [True, False])
+@pytest.mark.parametrize("on_loss", [{"restart_nodes": 1}, {"on_node_loss": "continue"}])
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_node_that_dies_with_a_batch_on_its_way_to_the_buffer(
+    sync: bool, on_loss: dict[str, Any], track_traj_ids: bool
+) -> None:
+    """The episode that goes on in that batch ends there, and not where the buffer had its last frame."""
+    seen: list[TensorDictBase] = []
+
+    def hook(batch: TensorDictBase) -> None:
+        seen.append(batch)
+        if len(seen) == 4:
+            for pid in pids(collector)[: 2 if "restart_nodes" in on_loss else 1]:
+                os.kill(pid, signal.SIGKILL)
+            collector.update_policy_weights_()  # which notices
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=8)
+    with make(
+        policy=torch.nn.Linear(4, 3),
+        replay_buffer=buffer,
+        sync=sync,
+        total_frames=400,
+        post_collect_hook=hook,
+        track_traj_ids=track_traj_ids,
+        **on_loss,
+    ) as collector:
+        for _ in collector:
+            pass
+    frames = buffer[:]
+    # The env counts the steps of an episode, in which it is alone at each of its steps.
+    count, after, done = (frames[key] for key in ("observation", ("next", "observation"), ("next", "done")))
+    goes_on = (count[1:, 1] == after[:-1, 1]) & (count[1:, 0] == after[:-1, 0])
+    assert not (done[:-1, 0] & goes_on).any(), "an episode goes on after its end"
+    assert (done[:-1, 0] | goes_on).sum() >= len(frames) - 3, "an episode does not go on, and has no end"
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_random_frames_of_workers_on_nodes(kind: str) -> None:
     policy = torch.nn.Linear(4, 3)

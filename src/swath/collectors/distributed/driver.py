@@ -171,6 +171,10 @@ class NodesCollector(BaseCollector):
         self._draining = False
         #: Of a batch that is being put together: what has come. It is not lost if Ctrl-C is pressed meanwhile.
         self._in_hand: list[Arrival] = []
+        #: Nodes that are gone for good, and may have sent what is not in the replay buffer yet.
+        self._gone: list[Member] = []
+        #: Of each node, how often it had been started again when it sent what was stored last.
+        self._lives_stored: dict[int, int] = {}
         #: Nodes with frames that nobody got: their episodes do not go on.
         self._to_give_up: set[int] = set()
         self._random_frames_left = self._init_random_frames = random_frames(init_random_frames)
@@ -339,8 +343,8 @@ class NodesCollector(BaseCollector):
             seed, static = member.seed
             own = derived_seed(seed, member.node, member.plan.life)
             self._roster.call(member, "set_seed", own, static)
-        self._end_tracks(member)
         if self.__dict__.get("_writes_itself"):
+            self._end_tracks(member)
             self._let_node_write(member)
 
     def _forget(self, member: Member, orders: Sequence[Order]) -> None:
@@ -348,7 +352,12 @@ class NodesCollector(BaseCollector):
         self._random_frames_left += sum(order.random_frames for order in orders)
         for scheme in self._schemes.values():
             scheme.forget(member.node)
-        self._end_tracks(member)
+        self._gone.append(member)
+
+    def _end_tracks_of_gone(self) -> None:
+        """Once all that they had sent is in the replay buffer."""
+        while self._gone:
+            self._end_tracks(self._gone.pop())
 
     def _end_tracks(self, member: Member) -> None:
         """What it was in does not go on in the replay buffer either."""
@@ -412,6 +421,7 @@ class NodesCollector(BaseCollector):
         self._weights_after_batch([arrival.member])
         self._give_orders()  # before the consumer has its turn
         self._first_env = arrival.member.first_env + arrival.report.first_env
+        self._delivered = [(arrival.member, arrival.life)]
         batch = self._deliver([arrival], arrival.report.shape)
         self._in_hand = []
         return batch
@@ -420,6 +430,8 @@ class NodesCollector(BaseCollector):
         """A batch of whichever node; False if none has an order, nor gets one."""
         if self._to_give_up:
             self._drop_interrupted()
+        if not self._in_hand:
+            self._end_tracks_of_gone()
         while not self._in_hand:
             if not self._draining:
                 self._give_orders()
@@ -470,7 +482,7 @@ class NodesCollector(BaseCollector):
         self._await_all()
         self._weights_after_batch(self._alive)
         parts = self._in_hand
-        self._delivered = [part.member for part in parts]
+        self._delivered = [(part.member, part.life) for part in parts]
         if len(parts[0].report.shape) == len(self._lead) + 1 and len({part.report.shape for part in parts}) == 1:
             batch = self._deliver(parts, (len(parts), *parts[0].report.shape))
         else:  # one step of the first envs, at the end: what each node has of it, one below the other
@@ -482,6 +494,7 @@ class NodesCollector(BaseCollector):
     def _await_all(self) -> None:
         """One batch of every node, in their order."""
         self._drop_interrupted()
+        self._end_tracks_of_gone()
         while not self._in_hand:  # who had the last order may be lost
             self._give_orders_to_all()
             while self._roster.has_pending:
@@ -538,7 +551,7 @@ class NodesCollector(BaseCollector):
         steps = shape[-1]
         for key in self._tracked:
             rows = []
-            for member, _, report, _ in parts:
+            for member, _, report, *_ in parts:
                 first = member.first_env + report.first_env
                 numbers = torch.arange(first, first + frames // steps)
                 rows.append(torch.full_like(numbers, member.node) if key == WORKER else numbers)
@@ -550,17 +563,26 @@ class NodesCollector(BaseCollector):
         batch = TensorDict(tree, batch_size=shape, names=names, device=device)
         return batch if device is not None or where is None else batch.to(where)
 
-    #: The nodes that a ``sync`` batch is of.
-    _delivered: Sequence[Member] = ()
+    #: The nodes that the batch in hand is of, and how often they had been started again when they sent it.
+    _delivered: Sequence[tuple[Member, int]] = ()
 
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         """Each node's frames behind its earlier ones."""
+        for member, life in self._delivered:  # those that were started again do not go on with what is there
+            if self._lives_stored.setdefault(member.node, life) != life:
+                self._end_tracks(member)
+                self._lives_stored[member.node] = life
+        self._put_each(batch, raw)
+        if not self._in_hand:
+            self._end_tracks_of_gone()
+
+    def _put_each(self, batch: Any, raw: TensorDictBase) -> None:
         stacked = self._sync and raw.ndim == len(self._lead) + 2 and self._assembler is None
         if not stacked or getattr(batch, "shape", None) != raw.shape:
             super()._put(batch, raw)
             return
         assert self._sink is not None
-        for member, own, own_raw in zip(self._delivered, batch.unbind(0), raw.unbind(0), strict=True):
+        for (member, _), own, own_raw in zip(self._delivered, batch.unbind(0), raw.unbind(0), strict=True):
             self._sink.put(own, own_raw, member.first_env, [own])
 
     def __len__(self) -> int:
@@ -848,6 +870,7 @@ class NodesCollector(BaseCollector):
         for scheme in self._schemes.values():
             scheme.shutdown()
         self._roster.close(self._shutdown_timeout)
+        self._end_tracks_of_gone()
 
     def __del__(self) -> None:
         self._say_that_it_is_gone()

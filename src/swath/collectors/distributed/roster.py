@@ -93,6 +93,8 @@ class Arrival(NamedTuple):
     order: Order
     report: Report
     payload: Bytes | None
+    #: How often the node had been started again.
+    life: int
 
 
 def _named(member: Member, error: Exception) -> Exception:
@@ -229,7 +231,7 @@ class Roster:
             member.batches += 1
             member.busy_s += report.busy_s
             member.batches_since_weights += 1
-            return Arrival(member, order, report, payload)
+            return Arrival(member, order, report, payload, life)
 
     # -- questions -------------------------------------------------------------------------------------------------
 
