@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 from counting import CountingEnv, assert_consistent, make_counting
 from leaks import wait_until, warned

@@ -827,6 +827,10 @@ class MultiCollector(BaseCollector):
         """How the policy is called in each worker, and why not faster; see ``Collector.policy_plan``."""
         return alike_or_each(self.cascade_execute("policy_plan"), "worker")
 
+    def env_plan(self) -> str:
+        """How each worker's envs are stepped, and why not faster; see ``Collector.env_plan``."""
+        return alike_or_each(self.cascade_execute("env_plan"), "worker")
+
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":
             raise KeyError(f"there is no model {model_id!r} in this process; workers have it")

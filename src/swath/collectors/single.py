@@ -286,6 +286,14 @@ class Collector(BaseCollector):
         """
         return self._rollout.describe_policy()
 
+    def env_plan(self) -> str:
+        """How the env is stepped, and why not faster.
+
+        >>> Collector("CartPole-v1", frames_per_batch=50).env_plan()
+        '1 Gymnasium env stepped on rows'
+        """
+        return self.env.plan()
+
     def _make_rollout(
         self,
         env: EnvBase,

@@ -7,6 +7,7 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 from swath.envs.base import EnvBase, next_seed
 from swath.envs.dm_control import DMControlEnv, DMControlWrapper
 from swath.envs.envpool import EnvPoolEnv, EnvPoolWrapper
+from swath.envs.guest import GuestEnv
 from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.parallel import ParallelEnv
 from swath.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
@@ -24,6 +25,7 @@ from swath.envs.specs import (
     Unbounded,
 )
 from swath.envs.step import step_mdp
+from swath.envs.transforms import Compose, InitTracker, RewardSum, StepCounter, Transform, TransformedEnv
 from swath.envs.vector import VectorEnv
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Binary",
     "Bounded",
     "Categorical",
+    "Compose",
     "Composite",
     "DMControlEnv",
     "DMControlWrapper",
@@ -38,8 +41,10 @@ __all__ = [
     "EnvPoolEnv",
     "EnvPoolWrapper",
     "ExplorationType",
+    "GuestEnv",
     "GymEnv",
     "GymWrapper",
+    "InitTracker",
     "MultiCategorical",
     "MultiOneHot",
     "OneHot",
@@ -47,9 +52,13 @@ __all__ = [
     "PettingZooEnv",
     "PettingZooWrapper",
     "ProcessorAsyncEnvPool",
+    "RewardSum",
     "SerialEnv",
     "Spec",
+    "StepCounter",
     "ThreadingAsyncEnvPool",
+    "Transform",
+    "TransformedEnv",
     "Unbounded",
     "VectorEnv",
     "exploration_type",

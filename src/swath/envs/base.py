@@ -105,6 +105,10 @@ class EnvBase:
 
         return TensorDictStepper(self, strip)
 
+    def plan(self) -> str:
+        """How it is stepped, in words."""
+        return f"{type(self).__name__}, stepped as it is written"
+
     # -- specs ---------------------------------------------------------------------------------------------------
 
     def _flag_spec(self) -> Categorical:

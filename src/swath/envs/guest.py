@@ -18,6 +18,7 @@ from swath.envs.base import EnvBase
 from swath.envs.known import import_extra
 from swath.envs.specs import Categorical, Composite, OneHot, Spec, Unbounded
 from swath.errors import EnvDataError, EnvError
+from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
 from swath.rollout.strip import Column, Strip
 from swath.rollout.structure import Objects, Structure
@@ -117,14 +118,17 @@ def _action_spec(whole: Any, field: Field, structure: Structure, batch_size: tor
 class GuestEnv(EnvBase):
     """A guest with the specs and rows of an env of ours; ``guest`` is the env itself.
 
-    Attributes that are not its own are the guest's: ``env.transform``, say.
+    Attributes that are not its own are the guest's: ``env.transform``, say. Collectors make one of any env of TorchRL;
+    to make it yourself is for ``lower=False``: step it as it is, whatever is known of it (docs/torchrl.md).
     """
 
     awaiting_reset = ()
     has_fillers = False
 
-    def __init__(self, guest: Any) -> None:
+    def __init__(self, guest: Any, lower: bool = True) -> None:
         self.guest = guest
+        self._may_lower = lower
+        self._plan = "not stepped yet"
         super().__init__(batch_size=guest.batch_size, device=guest.device)
         self.objects = Objects()
         #: What the guest was last given or gave: the root of its next step.
@@ -134,6 +138,7 @@ class GuestEnv(EnvBase):
     def read_specs(self) -> None:
         """Learn the guest's keys; again, after it got another transform."""
         self.keys = keys = _Keys.of(self.guest)
+        self._lowered: Any = None
         action_spec = self.guest.full_action_spec
 
         def composite(leaves: Iterable[tuple[Any, Spec]]) -> Composite:
@@ -167,8 +172,24 @@ class GuestEnv(EnvBase):
             structure=None if keys.structure.is_plain else keys.structure,
         )
 
-    def bind(self, strip: Strip) -> GuestStepper:
-        return GuestStepper(self, strip)
+    def bind(self, strip: Strip) -> Stepper:
+        """Its own envs on rows, where that gives the same; ``plan()`` says what was done."""
+        from swath.envs.lowering import NotLowered, bind_lowered, lowered
+
+        try:
+            if not self._may_lower:
+                raise NotLowered("lower=False")
+            if self._lowered is None:
+                self._lowered = lowered(self.guest)
+            stepper = bind_lowered(self._lowered, strip)
+            self._plan = f"lowered: {self._lowered.plan()}"
+            return stepper
+        except NotLowered as reason:
+            self._plan = f"stepped as it is: {reason}"
+            return GuestStepper(self, strip)
+
+    def plan(self) -> str:
+        return self._plan
 
     def complete_policy(self, policy: Any) -> None:
         """Exploration modules that were made without a spec get the action's."""
@@ -314,6 +335,9 @@ class GuestStepper:
         env, strip = self._env, self._strip
         if env_ids is not None and len(env_ids) < self._num_envs:
             raise EnvError(f"{env} is stepped as a whole; {len(env_ids)} of its {self._num_envs} envs were to step")
+        if env.root is None:  # the first reset was made on rows
+            leaves = {key: column.rows[t].clone() for key, column in self._carried}
+            env.root = self._structure.build(leaves, env.batch_size, device=env.device)
         root: Any = env.root
         self._write_outputs(root, t)
         for key, column in self._primed:

@@ -84,6 +84,11 @@ class GymRowEnv(RowEnv):
             specs[name] = Unbounded(value.shape, torch_dtype(value.dtype, f"info[{name!r}]"))
         return specs
 
+    def plan(self) -> str:
+        if self.has_steps_of_its_own:
+            return super().plan()
+        return f"{count(len(self.gym_envs), 'Gymnasium env')} stepped on rows"
+
     def bind_rows(self, strip: Strip) -> GymStepper:
         return GymStepper(self, strip)
 

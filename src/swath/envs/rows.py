@@ -31,6 +31,9 @@ class RowEnv(EnvBase):
         # One strip for every combination of action dtypes that was met: a policy may give floats for a one-hot.
         self._single_steps: dict[tuple[torch.dtype, ...], tuple[Strip, Stepper]] = {}
 
+    def plan(self) -> str:
+        return super().plan() if self.has_steps_of_its_own else f"{type(self).__name__}, stepped on rows"
+
     def bind_rows(self, strip: Strip) -> Stepper:
         """This env's own stepper."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it steps on rows")

@@ -148,6 +148,11 @@ class SerialRowEnv(_Children, RowEnv):
             spec = self.children[0]._full_specs[kind]
             self._full_specs[kind] = spec.expand((n, *spec.shape))
 
+    def plan(self) -> str:
+        plans = [child.plan() for child in self.children]
+        same = all(plan == plans[0] for plan in plans)
+        return f"{len(plans)} in turn, each: {plans[0]}" if same else "; ".join(plans)
+
     def complete_policy(self, policy: Any) -> None:
         self.children[0].complete_policy(policy)
 

@@ -852,6 +852,10 @@ class NodesCollector(BaseCollector):
         """How the policy is called in each node, and why not faster; see ``Collector.policy_plan``."""
         return alike_or_each(self.cascade_execute("policy_plan"), "node")
 
+    def env_plan(self) -> str:
+        """How each node's envs are stepped, and why not faster; see ``Collector.env_plan``."""
+        return alike_or_each(self.cascade_execute("env_plan"), "node")
+
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":
             raise KeyError(f"there is no model {model_id!r} in this process; nodes have it")

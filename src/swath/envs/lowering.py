@@ -1,0 +1,230 @@
+"""Lowering: TorchRL's plain Gymnasium envs, several of them in turn, and the transforms that we know, on rows.
+
+Only what is sure to give the same data is lowered: the very classes of TorchRL, not a subclass, with their own methods,
+no hooks, and options that are known here; and the layout must come out the same. All else runs as a guest. The user's
+objects stay what they are: their gymnasium envs are stepped, their statistics are updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+
+from swath.envs.base import EnvBase
+from swath.envs.gym_rows import GymRowEnv
+from swath.envs.transforms.base import Compose, Transform
+from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv
+from swath.rollout.boundaries import Stepper
+from swath.rollout.layout import Field, show
+from swath.rollout.strip import Strip
+
+
+class NotLowered(Exception):
+    """Why an env stays a guest."""
+
+
+def lowered(guest: Any) -> TransformedEnv:
+    """An env of ours that steps the guest's own envs; raises ``NotLowered`` with the reason."""
+    env = lower(guest)
+    return env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+
+
+def lower(guest: Any) -> EnvBase:
+    lowering = _ENVS.get(_name(guest))
+    if lowering is None:
+        raise NotLowered(f"{type(guest).__name__} is not known")
+    _require_unchanged(guest)
+    if guest.device is not None and guest.device.type != "cpu":
+        raise NotLowered(f"its device is {guest.device}")
+    return lowering(guest)
+
+
+def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
+    """Bind it to a strip of the guest's layout, if it is the same; raises ``NotLowered``."""
+    layout = strip.layout
+    if layout.primed or layout.overridden:
+        raise NotLowered("the policy writes what the env gives")
+    own = env.row_layout()
+    said = FLAG_KEYS if own.has_truncated else [key for key in FLAG_KEYS if key != ("truncated",)]
+    flags = [Field(key, torch.Size((1,)), torch.bool) for key in said]
+    theirs = {(field.key, field.shape, field.dtype) for field in layout.carried if field.key not in layout.policy_state}
+    ours = {(field.key, field.shape, field.dtype) for field in (*own.carried, *flags)}
+    if theirs != ours or layout.structure is not None:
+        keys = ", ".join(sorted({show(key) for key, *_ in theirs ^ ours}))
+        raise NotLowered(f"its keys would come out differently: {keys}")
+    if {(f.key, f.shape, f.dtype) for f in layout.outcomes} != {(f.key, f.shape, f.dtype) for f in own.outcomes}:
+        raise NotLowered("its rewards would come out differently")
+    for field in own.outputs:
+        given = strip.outputs[field.key].field
+        if given.shape != field.shape or (given.dtype != field.dtype and not field.dtype.is_floating_point):
+            raise NotLowered(f"the policy's {show(field.key)} is {given.dtype}, its spec says {field.dtype}")
+    return env.bind_rows(strip)
+
+
+def _name(thing: Any) -> str | None:
+    """The class by the name that TorchRL gives it; None for classes of others."""
+    kind = type(thing)
+    return kind.__name__ if kind.__module__.startswith("torchrl.envs.") else None
+
+
+def _require_unchanged(thing: Any) -> None:
+    """That nothing of this object was replaced: a method, in it or in its class, or a hook added."""
+    kind = type(thing)
+    own = vars(thing)
+    for name in own:
+        if name.startswith("_") and name.endswith("hooks") and own[name]:
+            raise NotLowered(f"{kind.__name__} has {name.strip('_').replace('_', ' ')}")
+        of_class = getattr(kind, name, None)
+        if callable(of_class) and not isinstance(of_class, type) and getattr(own[name], "__self__", None) is not thing:
+            raise NotLowered(f"{kind.__name__}.{name} was replaced")
+    for name in _METHODS:
+        method = getattr(kind, name, None)
+        module = getattr(method, "__module__", None) or ""
+        if method is not None and not module.startswith(("torchrl.", "tensordict.", "torch.")):
+            raise NotLowered(f"{kind.__name__}.{name} was replaced")
+
+
+_METHODS = (
+    "reset",
+    "step",
+    "step_and_maybe_reset",
+    "maybe_reset",
+    "step_mdp",
+    "_reset",
+    "_step",
+    "_call",
+    "_apply_transform",
+    "forward",
+    "inv",
+    "_inv_call",
+    "read_action",
+    "read_obs",
+    "read_reward",
+    "read_done",
+)
+
+
+# -- envs --------------------------------------------------------------------------------------------------------------
+
+
+def _lower_gym(guest: Any) -> GymRowEnv:
+    return _rows_of([guest], ())
+
+
+def _rows_of(guests: list[Any], batch_size: tuple[int, ...]) -> GymRowEnv:
+    gym_envs = [_plain_gym_env(guest) for guest in guests]
+    first = gym_envs[0]
+    for env in gym_envs:
+        if env.observation_space != first.observation_space or env.action_space != first.action_space:
+            raise NotLowered("its envs differ in their spaces")
+    categorical = guests[0]._categorical_action_encoding
+    if any(guest._categorical_action_encoding != categorical for guest in guests):
+        raise NotLowered("its envs differ in how actions are encoded")
+    return GymRowEnv(gym_envs, batch_size=batch_size, categorical_action_encoding=categorical)
+
+
+def _plain_gym_env(guest: Any) -> gymnasium.Env:
+    if _name(guest) not in ("GymEnv", "GymWrapper"):
+        raise NotLowered(f"{type(guest).__name__} is not known")
+    _require_unchanged(guest)
+    env = guest._env
+    if not isinstance(env, gymnasium.Env):
+        raise NotLowered(f"it wraps {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
+    if guest.batch_size:
+        raise NotLowered("it is a vector env")
+    if guest.info_dict_reader:
+        raise NotLowered("it reads its info")
+    if guest.wrapper_frame_skip != 1:
+        raise NotLowered("it repeats actions (frame_skip)")
+    if guest.from_pixels:
+        raise NotLowered("it renders pixels")
+    if not guest._convert_actions_to_numpy:
+        raise NotLowered("its actions stay tensors")
+    if guest._torchrl_native_autoreset_requested:
+        raise NotLowered("it resets by itself")
+    for what, space in (("observation", env.observation_space), ("action", env.action_space)):
+        if not _is_plain(space):
+            raise NotLowered(f"its {what} space is {space}")
+    if isinstance(env.observation_space, spaces.Dict) and "state" in env.observation_space.spaces:
+        raise NotLowered("an observation is called 'state', which TorchRL renames")
+    return env
+
+
+def _is_plain(space: Any) -> bool:
+    if isinstance(space, spaces.Dict):
+        return all(isinstance(own, spaces.Box) for own in space.spaces.values())
+    return isinstance(space, spaces.Box) or (isinstance(space, spaces.Discrete) and space.start == 0)
+
+
+def _lower_serial(guest: Any) -> EnvBase:
+    if guest.is_closed:
+        guest.start()
+    children = list(guest._envs)
+    if all(_name(child) in ("GymEnv", "GymWrapper") for child in children):
+        return _rows_of(children, (len(children),))
+    if not all(_name(child) == "TransformedEnv" for child in children):
+        raise NotLowered(f"SerialEnv of {type(children[0]).__name__} is not known")
+    # Transforms that treat each env alike do the same to all of them at once.
+    for child in children:
+        _require_unchanged(child)
+    base = _rows_of([child.base_env for child in children], (len(children),))
+    stacks = [_lower_transforms(child.transform) for child in children]
+    for stack in stacks:
+        for transform in stack:
+            if not transform.is_by_env:
+                raise NotLowered(f"each env of the SerialEnv has its own {type(transform).__name__}")
+        if repr(stack) != repr(stacks[0]):
+            raise NotLowered("its envs differ in their transforms")
+    return TransformedEnv(base, stacks[0])
+
+
+def _lower_transformed(guest: Any) -> EnvBase:
+    return TransformedEnv(lower(guest.base_env), _lower_transforms(guest.transform))
+
+
+# -- transforms --------------------------------------------------------------------------------------------------------
+
+
+def _lower_transforms(transform: Any) -> Compose:
+    if transform is None:
+        return Compose()
+    _require_unchanged(transform)
+    if _name(transform) == "Compose":
+        return Compose(*[_lower_transforms(each) for each in transform.transforms])
+    known = _TRANSFORMS.get(_name(transform) or "")
+    if known is None:
+        raise NotLowered(f"{type(transform).__name__} is not known")
+    if getattr(transform, "missing_tolerance", False):
+        raise NotLowered(f"{type(transform).__name__} tolerates that keys are missing")
+    return Compose(known(transform))
+
+
+def _step_counter(theirs: Any) -> Transform:
+    if theirs.truncated_key != "truncated" or not theirs.update_done:
+        raise NotLowered("StepCounter does not say truncated and done")
+    return StepCounter(theirs.max_steps, step_count_key=theirs.step_count_key)
+
+
+def _reward_sum(theirs: Any) -> Transform:
+    if list(theirs.reset_keys) != ["_reset"] or theirs.reward_spec:
+        raise NotLowered("RewardSum has reset_keys or a reward_spec of its own")
+    return RewardSum(list(theirs.in_keys), list(theirs.out_keys))
+
+
+_ENVS: dict[str | None, Callable[[Any], EnvBase]] = {
+    "GymEnv": _lower_gym,
+    "GymWrapper": _lower_gym,
+    "SerialEnv": _lower_serial,
+    "TransformedEnv": _lower_transformed,
+}
+
+_TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
+    "StepCounter": _step_counter,
+    "RewardSum": _reward_sum,
+    "InitTracker": lambda theirs: InitTracker(theirs.init_key),
+}
