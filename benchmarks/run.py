@@ -27,6 +27,7 @@ import single
 import sleeping
 import startup
 import stragglers
+import transforms
 import weights
 from machine import machine_facts, warn_if_busy
 from report import write_json
@@ -36,6 +37,7 @@ PARTS: dict[str, Any] = {
     "single": single,
     "policies": policies,
     "published": published,
+    "transforms": transforms,
     "multi": multi,
     "startup": startup,
     "weights": weights,

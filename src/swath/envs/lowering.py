@@ -16,9 +16,10 @@ from gymnasium import spaces
 
 from swath.envs.base import EnvBase
 from swath.envs.gym_rows import GymRowEnv
+from swath.envs.specs import OneHot
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
-from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv
+from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv, TransformedStepper
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Field, show
 from swath.rollout.strip import Strip
@@ -59,11 +60,16 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
         raise NotLowered(f"its keys would come out differently: {keys}")
     if {(f.key, f.shape, f.dtype) for f in layout.outcomes} != {(f.key, f.shape, f.dtype) for f in own.outcomes}:
         raise NotLowered("its rewards would come out differently")
+    casts = False
     for field in own.outputs:
         given = strip.outputs[field.key].field
-        if given.shape != field.shape or (given.dtype != field.dtype and not field.dtype.is_floating_point):
-            raise NotLowered(f"the policy's {show(field.key)} is {given.dtype}, its spec says {field.dtype}")
-    return env.bind_rows(strip)
+        if given.shape != field.shape:
+            raise NotLowered(f"the policy's {show(field.key)} has shape {tuple(given.shape)}, not {tuple(field.shape)}")
+        if given.dtype != field.dtype and not field.dtype.is_floating_point:
+            if not isinstance(env.full_action_spec[field.key], OneHot):
+                raise NotLowered(f"the policy's {show(field.key)} is {given.dtype}, its spec says {field.dtype}")
+            casts = True  # as TorchRL does it, before it looks for the largest entry
+    return TransformedStepper(env.pipeline, strip, casts)
 
 
 def _name(thing: Any) -> str | None:

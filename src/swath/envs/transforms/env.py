@@ -16,7 +16,7 @@ from swath.envs.rows import RowEnv
 from swath.envs.transforms.base import KINDS, Compose, Rows, Slot, Specs, as_transform
 from swath.errors import EnvError
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, Layout
+from swath.rollout.layout import Field, Key, Layout, as_key
 from swath.rollout.strip import Strip
 
 FLAG_KEYS = tuple((flag,) for flag in FLAGS)
@@ -83,9 +83,14 @@ class TransformedEnv(RowEnv):
         return self.base_env.plan() + (f", then {names}" if names else "")
 
     def bind_rows(self, strip: Strip) -> Stepper:
+        return TransformedStepper(self.pipeline, strip)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What is between the base env and whoever steps this one."""
         if self._pipeline is None:
-            self._pipeline = Pipeline(self.base_env, self.transform)
-        return TransformedStepper(self._pipeline, strip)
+            self._pipeline = Pipeline(self.base_env, self.transform, [as_key(key) for key in self.action_keys])
+        return self._pipeline
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         return self.base_env.set_seed(seed, static_seed)
@@ -120,8 +125,9 @@ class Pipeline:
     It outlives the strips that are filled from it: what stages remember is an env's own, as what its simulator does.
     """
 
-    def __init__(self, base: EnvBase, transforms: Compose) -> None:
+    def __init__(self, base: EnvBase, transforms: Compose, action_keys: Sequence[Key]) -> None:
         self._base = base
+        self._action_keys = action_keys
         self._transforms = transforms
         self._layout = layout = base.row_layout()
         self._inner = inner = Strip(replace(layout, outputs=()), 1)
@@ -135,17 +141,17 @@ class Pipeline:
         self.steps = [stage.step for stage in stages]
         self.resets = [stage.reset for stage in stages]
 
-    def bind(self, strip: Strip) -> tuple[Stepper, list[_Action]]:
-        """The base env on these rows, and how actions of ``strip`` get to it."""
+    def bind(self, strip: Strip, casts: bool = False) -> tuple[Stepper, list[_Action]]:
+        """The base env on these rows, and how actions of ``strip`` get to it; ``casts``: as the dtypes that it says."""
         size = self._layout.batch_size
-        given = {key: Slot(torch.zeros_like(column.tensor[0]), size) for key, column in strip.outputs.items()}
+        given = {key: Slot(torch.zeros_like(strip.outputs[key].tensor[0]), size) for key in self._action_keys}
         rows = Rows(size, dict(given), self.rows.terminated, self.rows.truncated)
         functions = [transform.bind_inverse(rows) for transform in reversed(list(self._transforms))]
         functions = [function for function in functions if function is not None]
         fields = []
         for field in self._layout.outputs:
             slot = rows.slots[field.key]
-            fields.append(Field(field.key, slot.tensor.shape[1:], slot.tensor.dtype))
+            fields.append(Field(field.key, slot.tensor.shape[1:], field.dtype if casts else slot.tensor.dtype))
         inner = Strip(replace(self._layout, carried=(), outcomes=(), outputs=tuple(fields)), 1)
         inner.carried, inner.outcomes = self._inner.carried, self._inner.outcomes
         inner.terminated, inner.truncated = self._inner.terminated, self._inner.truncated
@@ -159,7 +165,7 @@ class Pipeline:
 
 
 def _copying(value: np.ndarray, target: np.ndarray) -> Callable[[], None]:
-    return lambda: np.copyto(target, value)
+    return lambda: np.copyto(target, value, casting="unsafe")
 
 
 class _Action:
@@ -178,10 +184,10 @@ class TransformedStepper:
 
     fillers: list[tuple[int, list[int]]] | None = None
 
-    def __init__(self, pipeline: Pipeline, strip: Strip) -> None:
+    def __init__(self, pipeline: Pipeline, strip: Strip, casts: bool = False) -> None:
         self._strip = strip
         self._rows = rows = pipeline.rows
-        self._base, self._actions = pipeline.bind(strip)
+        self._base, self._actions = pipeline.bind(strip, casts)
         self._kept, self._steps, self._resets = pipeline.kept, pipeline.steps, pipeline.resets
         # Of a guest, flags are data like any other.
         named = {("terminated",): rows.terminated, ("truncated",): rows.truncated}
