@@ -88,7 +88,7 @@ def on_pixels(env: Any) -> Any:
             values = self.layer(pixels[..., 0, 0, :])
             return (values == values.amax(-1, keepdim=True)).long()
 
-    return TensorDictModule(Some(), in_keys=["observation"], out_keys=["action"])
+    return TensorDictModule(Some(), in_keys=["pixels"], out_keys=["action"])
 
 
 def q_values(env: Any) -> Any:
@@ -269,10 +269,10 @@ CASES = {
         "ToTensorImage, GrayScale, Resize, CatFrames (210 × 160 bytes)",
         transformed(
             pixels,
-            lambda envs: envs.ToTensorImage(in_keys=["observation"]),
-            lambda envs: envs.GrayScale(in_keys=["observation"]),
-            lambda envs: envs.Resize(84, 84, in_keys=["observation"]),
-            lambda envs: envs.CatFrames(N=4, dim=-3, in_keys=["observation"]),
+            lambda envs: envs.ToTensorImage(in_keys=["pixels"]),
+            lambda envs: envs.GrayScale(in_keys=["pixels"]),
+            lambda envs: envs.Resize(84, 84, in_keys=["pixels"]),
+            lambda envs: envs.CatFrames(N=4, dim=-3, in_keys=["pixels"]),
         ),
         on_pixels,
     ),

@@ -162,6 +162,11 @@ class Transform:
     #: Whether what it does to an env's data depends on that env's data alone.
     is_by_env = True
 
+    @property
+    def ends_episodes(self) -> bool:
+        """Whether it may end one that the env would go on with."""
+        return False
+
     # -- to be written by a subclass -------------------------------------------------------------------------------
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,10 @@ class StepCounter(Transform):
         self.max_steps = max_steps
         self.step_count_key = step_count_key
 
+    @property
+    def ends_episodes(self) -> bool:
+        return self.max_steps is not None
+
     def transform_specs(self, specs: Specs) -> None:
         shape = (*specs.batch_size, 1)
         most = torch.iinfo(torch.int64).max

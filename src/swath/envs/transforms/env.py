@@ -60,6 +60,11 @@ class TransformedEnv(RowEnv):
     def _read_specs(self) -> None:
         specs = Specs.of(self.base_env._full_specs, self.batch_size)
         for transform in self.transform:
+            if transform.ends_episodes and not self.base_env.resets_single_envs:
+                raise EnvError(
+                    f"{transform} needs an env whose parts can be reset one by one; {self.base_env} resets by itself. "
+                    "Make it with AutoresetMode.DISABLED, or wrap its envs in a TimeLimit"
+                )
             transform.transform_specs(specs)
         self._full_specs = {kind: getattr(specs, kind) for kind in KINDS}
         self._single_steps.clear()
