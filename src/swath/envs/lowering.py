@@ -335,10 +335,11 @@ def _permute(theirs: Any) -> Transform:
 
 
 def _cat_tensors(theirs: Any) -> Transform:
-    if theirs.dim >= 0 or theirs.unsqueeze_if_oor or not theirs._initialized:
-        raise NotLowered("CatTensors counts its dimension from the front, or adds one, or does not know its keys yet")
+    if theirs.dim >= 0 or theirs.unsqueeze_if_oor:
+        raise NotLowered("CatTensors counts its dimension from the front, or adds one")
     (out_key,) = theirs.out_keys
-    return CatTensors(list(theirs.in_keys), out_key, theirs.dim, del_keys=theirs._del_keys, sort=False)
+    in_keys = list(theirs.in_keys) if theirs._initialized else theirs._find_in_keys()
+    return CatTensors(in_keys, out_key, theirs.dim, del_keys=theirs._del_keys, sort=False)
 
 
 def _exclude(theirs: Any) -> Transform:
@@ -363,8 +364,9 @@ def _require_no_flags(theirs: Any, keys: Any) -> None:
 
 
 def _action_scaling(theirs: Any) -> Transform:
-    if not theirs.initialized or not theirs.in_keys_inv:
-        raise NotLowered("ActionScaling is not initialized, or has no action")
+    if not theirs.in_keys_inv:
+        raise NotLowered("ActionScaling has no action")
+    theirs._ensure_initialized()  # as it does itself before the first step
     keys = {"in_keys_inv": list(theirs.in_keys_inv), "out_keys_inv": list(theirs.out_keys_inv)}
     own = ActionScaling(**keys, loc=theirs.loc, scale=theirs.scale, standard_normal=theirs.standard_normal)
     return _with_tensors(own, theirs)
