@@ -87,7 +87,8 @@ class ActionScaling(TensorTransform):
             action = action * 2 - 1
         return action * self.tensor("scale") + self.tensor("loc")
 
-    _inv_apply_transform = denormalize
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self.denormalize(value)
 
     def _made_action_spec(self, spec: Spec) -> Spec:
         is_bounded = isinstance(spec, Bounded) and all(bool(_is_finite(bound).all()) for bound in bounds_of(spec))
@@ -101,6 +102,7 @@ class ActionScaling(TensorTransform):
                 raise ValueError(f"ActionScaling: the bounds of {spec} leave no room")
             self._keep(loc=(high + low) / 2, scale=(high - low) / 2)
             return Bounded(-1.0 if self.standard_normal else 0.0, 1.0, spec.shape, spec.dtype, spec.device)
+        self._require_same_shape(spec)
         self._require_fit(self.denormalize(spec.zero()), spec.zero())
         if not is_bounded:
             return Unbounded(spec.shape, spec.dtype, spec.device)

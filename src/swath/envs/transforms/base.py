@@ -55,7 +55,7 @@ class Specs:
     def put(self, key: Key, spec: Spec, kind: str) -> None:
         for other in KINDS:
             if other != kind and key in map(as_key, getattr(self, other).keys(True, True)):
-                raise ValueError(f"{show(key)} cannot be written as {kind}: it is the name of a {other} of the env")
+                raise ValueError(f"{show(key)} is in the env's {other}_spec already; give another name for {kind}s")
         getattr(self, kind)[key] = spec
 
     def drop(self, key: Key, who: Transform) -> None:
@@ -282,7 +282,7 @@ def key_list(keys: Sequence[NestedKey] | NestedKey | None) -> list[NestedKey]:
     if keys is None:
         return []
     if isinstance(keys, (str, tuple)):  # a tuple is one nested key
-        return [keys]
+        return [as_key(keys) if isinstance(keys, tuple) else keys]
     return list(keys)
 
 

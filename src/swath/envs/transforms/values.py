@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from swath.envs.specs import Bounded, NestedKey, Spec, Unbounded
-from swath.envs.transforms.base import Apply, Slot, Specs, Transform, key_list
+from swath.envs.transforms.base import Apply, Rows, Slot, Specs, Transform, key_list
 from swath.rollout.layout import as_key, show
 
 Tensors = Mapping[str, torch.Tensor | None]
@@ -169,6 +169,16 @@ class TensorTransform(Transform):
                 f"{tuple(write.shape)} and {write.dtype}; give tensors that keep both"
             )
 
+    def _require_same_shape(self, spec: Spec) -> None:
+        """That the tensors fit values of this shape, and leave it as it is."""
+        for name, tensor in self.tensors[0].items():
+            try:
+                fits = tensor is None or torch.broadcast_shapes(tensor.shape, spec.shape) == spec.shape
+            except RuntimeError:
+                fits = False
+            if tensor is not None and not fits:
+                raise ValueError(f"{self}: {name} has shape {tuple(tensor.shape)}, the values {tuple(spec.shape)}")
+
     def state_dict(self) -> dict[str, Any]:
         return {name: None if tensor is None else tensor.clone() for name, tensor in self.tensors[0].items()}
 
@@ -202,16 +212,9 @@ class _Affine(TensorTransform):
     def _part(self, tensors: Tensors, read: torch.Tensor, write: torch.Tensor, is_inverse: bool) -> Callable[[], Any]:
         return _AffinePart(self, tensors, read, write, is_inverse)
 
-    def _require_shape(self, made: torch.Tensor, shape: Sequence[int]) -> None:
-        if made.shape != torch.Size(shape):
-            raise ValueError(
-                f"{self}: loc of shape {tuple(self.loc.shape)} and scale of shape {tuple(self.scale.shape)} make "
-                f"{tuple(made.shape)} of values of shape {tuple(shape)}"
-            )
-
     def _made_spec(self, spec: Spec) -> Spec:
+        self._require_same_shape(spec)
         made = self._apply_transform(spec.zero())
-        self._require_shape(made, spec.shape)
         if isinstance(spec, Bounded):
             ends = [self._apply_transform(bound) for bound in bounds_of(spec)]
             low, high = torch.minimum(*ends).numpy(), torch.maximum(*ends).numpy()
@@ -297,8 +300,9 @@ class ObservationNorm(_Affine):
             raise ValueError("ObservationNorm: loc and scale are given together, or found together by init_stats")
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         if eps is None:
-            is_float = isinstance(scale, torch.Tensor) and scale.dtype.is_floating_point
-            eps = torch.finfo(scale.dtype).eps if is_float else 1e-6  # type: ignore[union-attr]
+            eps = 1e-6
+            if isinstance(scale, torch.Tensor) and scale.dtype.is_floating_point:
+                eps = torch.finfo(scale.dtype).eps
         self.eps = eps
         if loc is not None and not isinstance(loc, torch.Tensor):
             loc = torch.tensor(loc, dtype=torch.get_default_dtype())
@@ -315,10 +319,10 @@ class ObservationNorm(_Affine):
 
     _made_action_spec = _made_spec
 
-    def _bound(self, *args: Any) -> Callable[[], Any]:
+    def _bound(self, rows: Rows, read_key: NestedKey, write_key: NestedKey, apply: Apply) -> Callable[[], Any]:
         if not self.initialized:
             raise RuntimeError(f"{self}: loc and scale are not known; give them, or call init_stats before")
-        return super()._bound(*args)
+        return super()._bound(rows, read_key, write_key, apply)
 
     def init_stats(
         self,
@@ -358,7 +362,12 @@ class ObservationNorm(_Affine):
             num_frames += rollout.numel()
             parts.append(rollout.get(key))
         self._set_stats(torch.cat(parts, cat_dim), reduced, list(keep_dims or ()))
-        self.container.refresh()
+        try:
+            self.container.refresh()
+        except Exception:
+            self._keep(loc=None, scale=None, standard_normal=self.standard_normal)
+            self.container.refresh()
+            raise
 
     def _set_stats(self, data: torch.Tensor, reduced: list[int], kept: list[int]) -> None:
         dims = sorted(dim if dim < 0 else dim - data.ndim for dim in reduced)
