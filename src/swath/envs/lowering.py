@@ -17,11 +17,30 @@ from gymnasium import spaces
 from swath.envs.base import EnvBase
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.specs import OneHot
+from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv, TransformedStepper
+from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
+from swath.envs.transforms.shapes import (
+    CatTensors,
+    FlattenObservation,
+    PermuteTransform,
+    SqueezeTransform,
+    UnsqueezeTransform,
+)
+from swath.envs.transforms.values import (
+    ClipTransform,
+    DoubleToFloat,
+    DTypeCastTransform,
+    ObservationNorm,
+    RewardClipping,
+    RewardScaling,
+    SignTransform,
+    TensorTransform,
+)
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, show
+from swath.rollout.layout import Field, Key, as_key, show
 from swath.rollout.strip import Strip
 
 
@@ -32,7 +51,27 @@ class NotLowered(Exception):
 def lowered(guest: Any) -> TransformedEnv:
     """An env of ours that steps the guest's own envs; raises ``NotLowered`` with the reason."""
     env = lower(guest)
-    return env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    _require_own_counts(_transforms_of(env))
+    return env
+
+
+def _transforms_of(env: Any) -> list[Transform]:
+    """All of them, from the innermost to the outermost."""
+    return [*_transforms_of(env.base_env), *env.transform] if isinstance(env, TransformedEnv) else []
+
+
+def _require_own_counts(transforms: list[Transform]) -> None:
+    """That nobody changes a count or a sum on its way to the data: TorchRL's go on from what they find there."""
+    counted: dict[Key, str] = {}
+    for transform in transforms:
+        for key in transform.touched_keys():
+            if key in counted:
+                raise NotLowered(f"{type(transform).__name__} changes {show(key)}, with which {counted[key]} goes on")
+        if isinstance(transform, StepCounter):
+            counted[as_key(transform.step_count_key)] = "StepCounter"
+        elif isinstance(transform, RewardSum):
+            counted |= {as_key(key): "RewardSum" for key in transform.out_keys}
 
 
 def lower(guest: Any) -> EnvBase:
@@ -60,13 +99,14 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
         raise NotLowered(f"its keys would come out differently: {keys}")
     if {(f.key, f.shape, f.dtype) for f in layout.outcomes} != {(f.key, f.shape, f.dtype) for f in own.outcomes}:
         raise NotLowered("its rewards would come out differently")
+    changes_actions = any(transform.in_keys_inv for transform in _transforms_of(env))
     casts = False
     for field in own.outputs:
         given = strip.outputs[field.key].field
         if given.shape != field.shape:
             raise NotLowered(f"the policy's {show(field.key)} has shape {tuple(given.shape)}, not {tuple(field.shape)}")
-        if given.dtype != field.dtype and not field.dtype.is_floating_point:
-            if not isinstance(env.full_action_spec[field.key], OneHot):
+        if given.dtype != field.dtype and (changes_actions or not field.dtype.is_floating_point):
+            if changes_actions or not isinstance(env.full_action_spec[field.key], OneHot):
                 raise NotLowered(f"the policy's {show(field.key)} is {given.dtype}, its spec says {field.dtype}")
             casts = True  # as TorchRL does it, before it looks for the largest entry
     return TransformedStepper(env.pipeline, strip, casts)
@@ -108,6 +148,10 @@ _METHODS = (
     "forward",
     "inv",
     "_inv_call",
+    "_inv_apply_transform",
+    "_post_step_mdp_hooks",
+    "_reset_env_preprocess",
+    "transform_fake_tensordict",
     "read_action",
     "read_obs",
     "read_reward",
@@ -180,17 +224,24 @@ def _lower_serial(guest: Any) -> EnvBase:
         _require_unchanged(child)
     base = _rows_of([child.base_env for child in children], (len(children),))
     stacks = [_lower_transforms(child.transform) for child in children]
-    for stack in stacks:
-        for transform in stack:
-            if not transform.is_by_env:
-                raise NotLowered(f"each env of the SerialEnv has its own {type(transform).__name__}")
-        if repr(stack) != repr(stacks[0]):
-            raise NotLowered("its envs differ in their transforms")
-    return TransformedEnv(base, stacks[0])
+    if any(repr(stack) != repr(stacks[0]) for stack in stacks):
+        raise NotLowered("its envs differ in their transforms")
+    for transform in stacks[0]:
+        if not transform.is_by_env:
+            raise NotLowered(f"each env of the SerialEnv has its own {type(transform).__name__}")
+    joined = [alike[0].side_by_side(alike) for alike in zip(*stacks, strict=True)]
+    return _transformed(base, Compose(*joined))
 
 
 def _lower_transformed(guest: Any) -> EnvBase:
-    return TransformedEnv(lower(guest.base_env), _lower_transforms(guest.transform))
+    return _transformed(lower(guest.base_env), _lower_transforms(guest.transform))
+
+
+def _transformed(base: EnvBase, transforms: Compose) -> TransformedEnv:
+    try:
+        return TransformedEnv(base, transforms)
+    except (KeyError, RuntimeError, TypeError, ValueError) as reason:
+        raise NotLowered(str(reason)) from reason
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
@@ -207,7 +258,10 @@ def _lower_transforms(transform: Any) -> Compose:
         raise NotLowered(f"{type(transform).__name__} is not known")
     if getattr(transform, "missing_tolerance", False):
         raise NotLowered(f"{type(transform).__name__} tolerates that keys are missing")
-    return Compose(known(transform))
+    try:
+        return Compose(known(transform))
+    except (RuntimeError, TypeError, ValueError) as reason:
+        raise NotLowered(str(reason)) from reason
 
 
 def _step_counter(theirs: Any) -> Transform:
@@ -222,6 +276,112 @@ def _reward_sum(theirs: Any) -> Transform:
     return RewardSum(list(theirs.in_keys), list(theirs.out_keys))
 
 
+def _keys(theirs: Any) -> dict[str, Any]:
+    return {name: list(getattr(theirs, name)) for name in ("in_keys", "out_keys")}
+
+
+def _all_keys(theirs: Any) -> dict[str, Any]:
+    inverse = {name: list(getattr(theirs, name)) for name in ("in_keys_inv", "out_keys_inv")}
+    return {**_keys(theirs), **inverse}
+
+
+def _with_tensors(transform: TensorTransform, theirs: Any) -> Transform:
+    """One that reads the very tensors of theirs, also after they were changed or exchanged."""
+    tensors = theirs._buffers
+    for name in transform.tensors[0]:
+        tensor = tensors.get(name)
+        if tensor is not None and (tensor.requires_grad or tensor.device.type != "cpu"):
+            raise NotLowered(f"{name} of {type(theirs).__name__} has a gradient or is on {tensor.device}")
+    transform.tensors = [tensors]
+    return transform
+
+
+def _require_same_inverse(theirs: Any) -> None:
+    if list(theirs.in_keys_inv) != list(theirs.out_keys_inv):
+        raise NotLowered(f"{type(theirs).__name__} has another key for actions, which its specs do not know")
+
+
+def _observation_norm(theirs: Any) -> Transform:
+    if not theirs.initialized:
+        raise NotLowered("ObservationNorm is not initialized")
+    return _with_tensors(ObservationNorm(theirs.loc, theirs.scale, **_all_keys(theirs)), theirs)
+
+
+def _reward_scaling(theirs: Any) -> Transform:
+    return _with_tensors(RewardScaling(theirs.loc, theirs.scale, **_keys(theirs)), theirs)
+
+
+def _clip(theirs: Any) -> Transform:
+    _require_same_inverse(theirs)
+    return _with_tensors(ClipTransform(**_all_keys(theirs), low=theirs.low, high=theirs.high), theirs)
+
+
+def _reward_clipping(theirs: Any) -> Transform:
+    return _with_tensors(RewardClipping(theirs.clamp_min, theirs.clamp_max, **_keys(theirs)), theirs)
+
+
+def _sign(theirs: Any) -> Transform:
+    _require_same_inverse(theirs)
+    return SignTransform(**_all_keys(theirs))
+
+
+def _unsqueeze(kind: type[UnsqueezeTransform]) -> Callable[[Any], Transform]:
+    return lambda theirs: kind(theirs._dim, allow_positive_dim=True, **_all_keys(theirs))
+
+
+def _flatten(theirs: Any) -> Transform:
+    return FlattenObservation(theirs._first_dim, theirs._last_dim, **_keys(theirs), allow_positive_dim=True)
+
+
+def _permute(theirs: Any) -> Transform:
+    if theirs.in_keys_inv:
+        raise NotLowered("PermuteTransform of actions")
+    return PermuteTransform(theirs.dims, **_keys(theirs))
+
+
+def _cat_tensors(theirs: Any) -> Transform:
+    if theirs.dim >= 0 or theirs.unsqueeze_if_oor:
+        raise NotLowered("CatTensors counts its dimension from the front, or adds one")
+    (out_key,) = theirs.out_keys
+    in_keys = list(theirs.in_keys) if theirs._initialized else theirs._find_in_keys()
+    return CatTensors(in_keys, out_key, theirs.dim, del_keys=theirs._del_keys, sort=False)
+
+
+def _exclude(theirs: Any) -> Transform:
+    _require_no_flags(theirs, theirs.excluded_keys)
+    return ExcludeTransform(*theirs.excluded_keys, inverse=theirs.inverse)
+
+
+def _select(theirs: Any) -> Transform:
+    if not theirs.keep_done_keys:
+        raise NotLowered("SelectTransform leaves flags out")
+    return SelectTransform(*theirs.selected_keys, keep_rewards=theirs.keep_reward_keys)
+
+
+def _rename(theirs: Any) -> Transform:
+    _require_no_flags(theirs, [*theirs.in_keys, *theirs.out_keys])
+    return RenameTransform(**_all_keys(theirs), create_copy=theirs.create_copy)
+
+
+def _require_no_flags(theirs: Any, keys: Any) -> None:
+    if any(as_key(key) in FLAG_KEYS for key in keys):
+        raise NotLowered(f"{type(theirs).__name__} changes which flags there are")
+
+
+def _action_scaling(theirs: Any) -> Transform:
+    if not theirs.in_keys_inv:
+        raise NotLowered("ActionScaling has no action")
+    theirs._ensure_initialized()  # as it does itself before the first step
+    keys = {"in_keys_inv": list(theirs.in_keys_inv), "out_keys_inv": list(theirs.out_keys_inv)}
+    own = ActionScaling(**keys, loc=theirs.loc, scale=theirs.scale, standard_normal=theirs.standard_normal)
+    return _with_tensors(own, theirs)
+
+
+def _projection(theirs: Any) -> Transform:
+    (action_key,) = theirs.in_keys_inv
+    return DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+
+
 _ENVS: dict[str | None, Callable[[Any], EnvBase]] = {
     "GymEnv": _lower_gym,
     "GymWrapper": _lower_gym,
@@ -233,4 +393,21 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "StepCounter": _step_counter,
     "RewardSum": _reward_sum,
     "InitTracker": lambda theirs: InitTracker(theirs.init_key),
+    "DoubleToFloat": lambda theirs: DoubleToFloat(**_all_keys(theirs)),
+    "DTypeCastTransform": lambda theirs: DTypeCastTransform(theirs.dtype_in, theirs.dtype_out, **_all_keys(theirs)),
+    "ObservationNorm": _observation_norm,
+    "RewardScaling": _reward_scaling,
+    "ClipTransform": _clip,
+    "RewardClipping": _reward_clipping,
+    "SignTransform": _sign,
+    "UnsqueezeTransform": _unsqueeze(UnsqueezeTransform),
+    "SqueezeTransform": _unsqueeze(SqueezeTransform),
+    "FlattenObservation": _flatten,
+    "PermuteTransform": _permute,
+    "CatTensors": _cat_tensors,
+    "ExcludeTransform": _exclude,
+    "SelectTransform": _select,
+    "RenameTransform": _rename,
+    "ActionScaling": _action_scaling,
+    "DiscreteActionProjection": _projection,
 }

@@ -53,7 +53,21 @@ class Specs:
         return getattr(self, kind)[key]
 
     def put(self, key: Key, spec: Spec, kind: str) -> None:
+        for other in KINDS:
+            if other != kind and key in map(as_key, getattr(self, other).keys(True, True)):
+                raise ValueError(f"{show(key)} is in the env's {other}_spec already; give another name for {kind}s")
         getattr(self, kind)[key] = spec
+
+    def drop(self, key: Key, who: Transform) -> None:
+        """Take out what an env gives; it is no longer part of the data."""
+        self.find(key, who)
+        del getattr(self, self.kind_of(key) or "observation")[key]
+
+    def find_action(self, key: Key, who: Transform) -> Spec:
+        known = list(map(as_key, self.action.keys(True, True)))
+        if key not in known:
+            raise KeyError(f"{who}: the env takes no {show(key)}; it takes {', '.join(map(show, known))}")
+        return self.action[key]
 
 
 class Slot:
@@ -90,6 +104,13 @@ class Rows:
         self.slots[as_key(key)] = slot
         return slot
 
+    def put(self, key: NestedKey, tensor: torch.Tensor) -> None:
+        """What is already there in another form: a view of it, ``[num_envs, *shape]``."""
+        self.slots[as_key(key)] = Slot(tensor, self.batch_size)
+
+    def drop(self, key: NestedKey) -> Slot:
+        return self.slots.pop(as_key(key))
+
 
 class Stage(Protocol):
     """A transform bound to rows."""
@@ -115,12 +136,22 @@ class Stateless:
     def _step_one(self, env_ids: Sequence[int] | None) -> None:
         self._only()
 
-    def step(self, env_ids: Sequence[int] | None) -> None:
+    def run(self) -> None:
         for function in self._functions:
             function()
 
+    def step(self, env_ids: Sequence[int] | None) -> None:
+        self.run()
+
     def reset(self, env_ids: Sequence[int]) -> None:
         self.step(None)
+
+
+#: The stage of a transform that is done with when it is bound.
+NOTHING = Stateless()
+
+
+Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Transform:
@@ -161,6 +192,13 @@ class Transform:
     _keys_are_pairs = True
     #: Whether what it does to an env's data depends on that env's data alone.
     is_by_env = True
+    #: The env that it is a part of.
+    container: Any = None
+
+    @property
+    def parent(self) -> Any:
+        """That env with the transforms before this one only."""
+        return None if self.container is None else self.container.env_before(self)
 
     @property
     def ends_episodes(self) -> bool:
@@ -173,28 +211,59 @@ class Transform:
         """Another value for that of one key, ``[*batch_size, *shape]``."""
         raise NotImplementedError(f"{type(self).__name__} does not define _apply_transform")
 
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        """What the env is given for what was written as an action."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _inv_apply_transform")
+
     def transform_specs(self, specs: Specs) -> None:
         """Change the specs as the data will be changed; of actions, as who acts will see them."""
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             spec = specs.find(as_key(in_key), self)
-            made = self._apply_transform(spec.zero())
             kind = specs.kind_of(as_key(in_key)) or "observation"
-            specs.put(as_key(out_key), Unbounded(made.shape, made.dtype, spec.device), kind)
+            specs.put(as_key(out_key), self._made_spec(spec), kind)
+        for in_key, out_key in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+            spec = self._made_action_spec(specs.find_action(as_key(in_key), self))
+            if as_key(in_key) != as_key(out_key):
+                del specs.action[in_key]
+            specs.put(as_key(out_key), spec, "action")
+
+    def _made_spec(self, spec: Spec) -> Spec:
+        made = self._apply_transform(spec.zero())
+        return Unbounded(made.shape, made.dtype, spec.device)
+
+    def _made_action_spec(self, spec: Spec) -> Spec:
+        return spec
 
     def bind(self, rows: Rows) -> Stage:
         """This transform on rows; by default what ``_apply_transform`` says, in each step."""
-        return Stateless(*[self._bound(rows, i, o) for i, o in zip(self.in_keys, self.out_keys, strict=True)])
-
-    def _bound(self, rows: Rows, in_key: NestedKey, out_key: NestedKey) -> Any:
-        read = rows[in_key].row
-        made = self._apply_transform(read.clone())
-        write = rows.new(out_key, made.shape[len(rows.batch_size) :], made.dtype).row
-        apply = self._apply_transform
-        return lambda: write.copy_(apply(read))
+        pairs = zip(self.in_keys, self.out_keys, strict=True)
+        functions = [self._bound(rows, read, write, self._apply_transform) for read, write in pairs]
+        return Stateless(*functions) if functions else NOTHING
 
     def bind_inverse(self, rows: Rows) -> Callable[[], Any] | None:
         """On the way to the env, as ``bind``: what is in ``rows`` are the actions. None where nothing is to be done."""
-        return None
+        pairs = zip(self.in_keys_inv, self.out_keys_inv, strict=True)
+        functions = [self._bound(rows, read, write, self._inv_apply_transform) for write, read in pairs]
+        return None if not functions else functions[0] if len(functions) == 1 else Stateless(*functions).run
+
+    def _bound(self, rows: Rows, read_key: NestedKey, write_key: NestedKey, apply: Apply) -> Callable[[], Any]:
+        read = rows[read_key]
+        made = apply(read.row.clone())
+        write = rows.new(write_key, made.shape[len(rows.batch_size) :], made.dtype)
+        return self._writing(apply, read, write)
+
+    def _writing(self, apply: Apply, read: Slot, write: Slot) -> Callable[[], Any]:
+        """What a step runs: ``apply`` from one memory to the other."""
+        source, target = read.row, write.row
+        return lambda: target.copy_(apply(source))
+
+    def touched_keys(self) -> list[Key]:
+        """The keys that are written or taken out; of what the env gives."""
+        return [as_key(key) for key in self.out_keys]
+
+    def side_by_side(self, others: Sequence[Transform]) -> Transform:
+        """One for all envs that does to each what one of these (the first is this one) does; they are alike."""
+        return self
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
@@ -205,15 +274,20 @@ class Transform:
         pass
 
     def __repr__(self) -> str:
-        keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}" if self.in_keys or self.out_keys else ""
-        return f"{type(self).__name__}({keys})"
+        shown = list(self._shown)
+        shown += ["in_keys", "out_keys"] if self.in_keys or self.out_keys else []
+        shown += ["in_keys_inv", "out_keys_inv"] if self.in_keys_inv or self.out_keys_inv else []
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in shown)})"
+
+    #: Further attributes in which two of them can differ.
+    _shown: Sequence[str] = ()
 
 
 def key_list(keys: Sequence[NestedKey] | NestedKey | None) -> list[NestedKey]:
     if keys is None:
         return []
-    if isinstance(keys, str):
-        return [keys]
+    if isinstance(keys, (str, tuple)):  # a tuple is one nested key
+        return [as_key(keys) if isinstance(keys, tuple) else keys]
     return list(keys)
 
 
@@ -237,6 +311,13 @@ class Compose(Transform):
     def insert(self, index: int, transform: Any) -> None:
         transform = as_transform(transform)
         self.transforms[index:index] = transform.transforms if isinstance(transform, Compose) else [transform]
+
+    def __getattr__(self, name: str) -> Any:
+        # Scripts say env.transform.loc where there is one transform only.
+        own = self.__dict__.get("transforms", ())
+        if name.startswith("_") or len(own) != 1:
+            raise AttributeError(f"Compose of {len(own)} transforms has no attribute {name!r}")
+        return getattr(own[0], name)
 
     def __len__(self) -> int:
         return len(self.transforms)

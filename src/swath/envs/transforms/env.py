@@ -13,7 +13,7 @@ from swath.envs.base import FLAGS, EnvBase
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.making import make_env
 from swath.envs.rows import RowEnv
-from swath.envs.transforms.base import KINDS, Compose, Rows, Slot, Specs, as_transform
+from swath.envs.transforms.base import KINDS, NOTHING, Compose, Rows, Slot, Specs, Transform, as_transform
 from swath.errors import EnvError
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Field, Key, Layout, as_key
@@ -57,7 +57,23 @@ class TransformedEnv(RowEnv):
             raise
         return self
 
+    def env_before(self, transform: Transform) -> TransformedEnv:
+        """The same env with the transforms before this one only."""
+        before = [other is transform for other in self.transform].index(True)
+        env = TransformedEnv(self.base_env, self.transform[:before], device=self.device)
+        self._adopt()
+        return env
+
+    def _adopt(self) -> None:
+        for transform in self.transform:
+            transform.container = self
+
+    def refresh(self) -> None:
+        """Learn the specs again, after a transform was changed so that its results look different."""
+        self._read_specs()
+
     def _read_specs(self) -> None:
+        self._adopt()
         specs = Specs.of(self.base_env._full_specs, self.batch_size)
         for transform in self.transform:
             if transform.ends_episodes and not self.base_env.resets_single_envs:
@@ -142,7 +158,7 @@ class Pipeline:
         slots = {key: Slot(column.tensor[1], size) for key, column in inner.carried.items()}
         slots |= {key: Slot(column.tensor[0], size) for key, column in inner.outcomes.items()}
         self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0])
-        stages = [transform.bind(rows) for transform in transforms]
+        stages = [stage for stage in [transform.bind(rows) for transform in transforms] if stage is not NOTHING]
         self.steps = [stage.step for stage in stages]
         self.resets = [stage.reset for stage in stages]
 
@@ -161,8 +177,10 @@ class Pipeline:
         inner.carried, inner.outcomes = self._inner.carried, self._inner.outcomes
         inner.terminated, inner.truncated = self._inner.terminated, self._inner.truncated
         targets = {field.key: inner.outputs[field.key].in_numpy[0] for field in fields}
-        if not functions:
-            actions = [_Action(list(strip.outputs[key].in_numpy), target) for key, target in targets.items()]
+        names = {id(slot): key for key, slot in given.items()}
+        sources = {key: names.get(id(rows.slots[key])) for key in targets}
+        if not functions and None not in sources.values():  # as they are, perhaps under another name
+            actions = [_Action(list(strip.outputs[sources[key]].in_numpy), targets[key]) for key in targets]  # type: ignore[index]
             return self._base.bind(inner), actions
         actions = [_Action(list(strip.outputs[key].in_numpy), slot.array) for key, slot in given.items()]
         actions[-1].functions = [*functions, *[_copying(rows.slots[key].array, targets[key]) for key in targets]]
