@@ -15,12 +15,17 @@ import torch
 from gymnasium import spaces
 
 from swath.envs.base import EnvBase
+from swath.envs.gym import PixelsUnderTheirName
 from swath.envs.gym_rows import GymRowEnv
+from swath.envs.serial import SerialRowEnv
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv
+from swath.envs.transforms.frames import CatFrames, History, TimeMaxPool
+from swath.envs.transforms.images import GrayScale, ToTensorImage
+from swath.envs.transforms.statistics import Normalizing, VecNorm, VecNormV2
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, show
+from swath.rollout.layout import Field, as_key, show
 from swath.rollout.strip import Strip
 
 
@@ -30,8 +35,11 @@ class NotLowered(Exception):
 
 def lowered(guest: Any) -> TransformedEnv:
     """An env of ours that steps the guest's own envs; raises ``NotLowered`` with the reason."""
-    env = lower(guest)
-    return env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    try:
+        env = lower(guest)
+        return env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    except (KeyError, TypeError, ValueError) as error:  # what ours refuse, theirs may have another way with
+        raise NotLowered(str(error)) from error
 
 
 def lower(guest: Any) -> EnvBase:
@@ -106,6 +114,11 @@ _METHODS = (
     "read_obs",
     "read_reward",
     "read_done",
+    "_update",
+    "_init",
+    "_norm",
+    "_stateful_update",
+    "_stateful_norm",
 )
 
 
@@ -139,10 +152,6 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
         raise NotLowered("it is a vector env")
     if guest.info_dict_reader:
         raise NotLowered("it reads its info")
-    if guest.wrapper_frame_skip != 1:
-        raise NotLowered("it repeats actions (frame_skip)")
-    if guest.from_pixels:
-        raise NotLowered("it renders pixels")
     if not guest._convert_actions_to_numpy:
         raise NotLowered("its actions stay tensors")
     if guest._torchrl_native_autoreset_requested:
@@ -150,9 +159,52 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
     for what, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not _is_plain(space):
             raise NotLowered(f"its {what} space is {space}")
-    if isinstance(env.observation_space, spaces.Dict) and "state" in env.observation_space.spaces:
+    if guest.from_pixels:
+        env = _with_pixels(env)
+    elif isinstance(env.observation_space, spaces.Dict) and "state" in env.observation_space.spaces:
         raise NotLowered("an observation is called 'state', which TorchRL renames")
+    return env if guest.wrapper_frame_skip == 1 else _Repeating(env, guest.wrapper_frame_skip)
+
+
+def _with_pixels(env: gymnasium.Env) -> gymnasium.Env:
+    """With the names that TorchRL gives to what Gymnasium renders, and to what was there without it."""
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        return PixelsUnderTheirName(env)
+    if "state" in space.spaces and "observation" not in space.spaces:
+        return _StateAsObservation(env)
     return env
+
+
+class _StateAsObservation(gymnasium.ObservationWrapper):
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Dict(_renamed(env.observation_space))
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return _renamed(observation)
+
+
+def _renamed(entries: Any) -> dict[str, Any]:
+    return {("observation" if name == "state" else name): value for name, value in entries.items()}
+
+
+class _Repeating(gymnasium.Wrapper):
+    """Repeats each action until an episode ends. Rewards add up as they are: of whichever type, from an integer 0."""
+
+    def __init__(self, env: gymnasium.Env, num: int) -> None:
+        super().__init__(env)
+        self._num = num
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        total: Any = 0
+        result: Any = None
+        for _ in range(self._num):
+            result = self.env.step(action)
+            total = total + result[1]
+            if result[2] or result[3]:
+                break
+        return result[0], total, *result[2:]
 
 
 def _is_plain(space: Any) -> bool:
@@ -172,19 +224,42 @@ def _lower_serial(guest: Any) -> EnvBase:
     # Transforms that treat each env alike do the same to all of them at once.
     for child in children:
         _require_unchanged(child)
-    base = _rows_of([child.base_env for child in children], (len(children),))
     stacks = [_lower_transforms(child.transform) for child in children]
+    if not all(transform.is_by_env for stack in stacks for transform in stack):
+        return SerialRowEnv([_lower_transformed(child) for child in children], None)
+    base = _rows_of([child.base_env for child in children], (len(children),))
     for stack in stacks:
-        for transform in stack:
-            if not transform.is_by_env:
-                raise NotLowered(f"each env of the SerialEnv has its own {type(transform).__name__}")
         if repr(stack) != repr(stacks[0]):
             raise NotLowered("its envs differ in their transforms")
+    for ours, *others in zip(*stacks, strict=True):
+        if isinstance(ours, History):  # each has the memory of one env
+            ours.owners += [owner for other in others for owner in other.owners]
     return TransformedEnv(base, stacks[0])
 
 
 def _lower_transformed(guest: Any) -> EnvBase:
-    return TransformedEnv(lower(guest.base_env), _lower_transforms(guest.transform))
+    stack = _lower_transforms(guest.transform)
+    base = guest.base_env
+    while _name(base) == "TransformedEnv":  # one in another is one with more transforms
+        _require_unchanged(base)
+        stack = Compose(_lower_transforms(base.transform), stack)
+        base = base.base_env
+    env = lower(base)
+    if env.batch_size.numel() > 1:
+        _require_clear_resets(stack)
+    return TransformedEnv(env, stack)
+
+
+def _require_clear_resets(stack: Compose) -> None:
+    """That it is known what statistics over all envs see of those that are not reset, where others are."""
+    made: set[Any] = set()
+    for transform in stack:
+        keys = set(map(as_key, transform.in_keys))
+        if isinstance(transform, Normalizing) and keys & made:
+            raise NotLowered(f"{type(transform).__name__} reads what an episode is counted in")
+        if isinstance(transform, (InitTracker, RewardSum, StepCounter, TimeMaxPool)) or keys & made:
+            made |= set(map(as_key, transform.out_keys))
+            made |= {as_key(getattr(transform, name)) for name in ("init_key", "step_count_key") if hasattr(transform, name)}
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
@@ -216,6 +291,82 @@ def _reward_sum(theirs: Any) -> Transform:
     return RewardSum(list(theirs.in_keys), list(theirs.out_keys))
 
 
+def _vec_norm(theirs: Any) -> Transform:
+    if theirs.shapes is not None and any(len(tuple(shape)) == 0 for shape in theirs.shapes):
+        raise NotLowered("VecNorm has a shape without a dimension")
+    ours = VecNorm(theirs.in_keys, theirs.out_keys, decay=theirs.decay, eps=theirs.eps, shapes=theirs.shapes)
+    ours._source = theirs
+    return ours
+
+
+def _vec_norm_v2(theirs: Any) -> Transform:
+    if not theirs.stateful:
+        raise NotLowered("VecNormV2 has its statistics in the data")
+    if theirs._loc is None:  # as it would be with its first data
+        theirs._maybe_stateful_init(theirs.parent.fake_tensordict().get("next"))
+    dtypes = {leaf.dtype for leaf in theirs._loc.values(True, True)}
+    if theirs.decay == 1 and dtypes != {torch.get_default_dtype()}:
+        raise NotLowered(f"VecNormV2 with decay=1 averages {dtypes}")
+    ours = VecNormV2(
+        theirs.in_keys,
+        theirs.out_keys,
+        decay=theirs.decay,
+        eps=theirs.eps,
+        reduce_batch_dims=theirs.reduce_batch_dims,
+    )
+    ours._source = theirs
+    return ours
+
+
+def _cat_frames(theirs: Any) -> Transform:
+    ours = CatFrames(
+        theirs.N,
+        theirs.dim,
+        theirs.in_keys,
+        theirs.out_keys,
+        theirs.padding,
+        theirs.padding_value,
+        theirs.as_inverse,
+        theirs._reset_key,
+        theirs.done_key,
+        theirs.future,
+        theirs.mask_key,
+    )
+    ours.owners = [theirs]
+    return ours
+
+
+def _time_max_pool(theirs: Any) -> Transform:
+    ours = TimeMaxPool(theirs.in_keys, theirs.out_keys, theirs.buffer_size, theirs._reset_key)
+    ours.owners = [theirs]
+    return ours
+
+
+def _to_tensor_image(theirs: Any) -> Transform:
+    return ToTensorImage(
+        theirs.from_int,
+        theirs.unsqueeze,
+        theirs.dtype,
+        in_keys=theirs.in_keys,
+        out_keys=theirs.out_keys,
+        shape_tolerant=theirs.shape_tolerant,
+    )
+
+
+class _AsTheirs(Transform):
+    """What TorchRL's does to a value, by calling it: torchvision does the work."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__(theirs.in_keys, theirs.out_keys)
+        self._theirs = theirs
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._theirs._apply_transform(value)
+
+    def __repr__(self) -> str:
+        return f"{self._theirs!r} from {self.in_keys} to {self.out_keys}"
+
+
 _ENVS: dict[str | None, Callable[[Any], EnvBase]] = {
     "GymEnv": _lower_gym,
     "GymWrapper": _lower_gym,
@@ -227,4 +378,12 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "StepCounter": _step_counter,
     "RewardSum": _reward_sum,
     "InitTracker": lambda theirs: InitTracker(theirs.init_key),
+    "VecNorm": _vec_norm,
+    "VecNormV2": _vec_norm_v2,
+    "CatFrames": _cat_frames,
+    "TimeMaxPool": _time_max_pool,
+    "ToTensorImage": _to_tensor_image,
+    "GrayScale": lambda theirs: GrayScale(theirs.in_keys, theirs.out_keys),
+    "Resize": _AsTheirs,
+    "CenterCrop": _AsTheirs,
 }

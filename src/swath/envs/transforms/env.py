@@ -131,6 +131,10 @@ class Pipeline:
         slots = {key: Slot(column.tensor[1], size) for key, column in inner.carried.items()}
         slots |= {key: Slot(column.tensor[0], size) for key, column in inner.outcomes.items()}
         self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0])
+        #: Of transforms over all envs: what each env's episode began with, beside where it is read.
+        self.firsts: list[tuple[np.ndarray, np.ndarray]] = []
+        if rows.num_envs > 1 and not all(transform.is_by_env for transform in transforms):
+            self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
         stages = [transform.bind(rows) for transform in transforms]
         self.steps = [stage.step for stage in stages]
         self.resets = [stage.reset for stage in stages]
@@ -183,6 +187,7 @@ class TransformedStepper:
         self._rows = rows = pipeline.rows
         self._base, self._actions = pipeline.bind(strip)
         self._kept, self._steps, self._resets = pipeline.kept, pipeline.steps, pipeline.resets
+        self._firsts = pipeline.firsts
         # Of a guest, flags are data like any other.
         named = {("terminated",): rows.terminated, ("truncated",): rows.truncated}
         as_data = () if strip.layout.has_flags else FLAG_KEYS
@@ -236,9 +241,23 @@ class TransformedStepper:
         self._base.reset(1, env_ids, **kwargs)
         for memory in self._kept:
             memory[0] = memory[1]
-        for stage in self._resets:
-            stage(env_ids)
+        if self._firsts:
+            self._reset_among_firsts(env_ids)
+        else:
+            for stage in self._resets:
+                stage(env_ids)
         for target, value in self._carried:
             target[row, env_ids] = value[env_ids]
         for flags in self._flags:
             flags[row, env_ids] = False
+
+    def _reset_among_firsts(self, env_ids: list[int]) -> None:
+        """A transform over all envs sees, beside those that were reset, what the others' episodes began with."""
+        current = [value.copy() for value, _ in self._firsts]
+        for value, first in self._firsts:
+            first[env_ids] = value[env_ids]
+            value[:] = first
+        for stage in self._resets:
+            stage(env_ids)
+        for (value, _), was in zip(self._firsts, current, strict=True):
+            value[:] = was
