@@ -20,6 +20,12 @@ from swath.envs.gym_rows import GymRowEnv
 from swath.envs.serial import SerialRowEnv
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.driving import (
+    EndOfLifeTransform,
+    FrameSkipTransform,
+    NoopResetEnv,
+    RandomTruncationTransform,
+)
 from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv
 from swath.envs.transforms.frames import CatFrames, History, TimeMaxPool
 from swath.envs.transforms.images import GrayScale, ToTensorImage
@@ -247,7 +253,15 @@ def _lower_transformed(guest: Any) -> EnvBase:
     env = lower(base)
     if env.batch_size.numel() > 1:
         _require_clear_resets(stack)
+    for number, transform in enumerate(stack):
+        # It steps copies of those before it: fine for those that remember nothing by themselves.
+        clear = _FORGETFUL if isinstance(transform, NoopResetEnv) else ()
+        if transform.drives and not all(isinstance(before, clear) for before in stack[:number]):
+            raise NotLowered(f"{type(transform).__name__} steps copies of the transforms before it")
     return TransformedEnv(env, stack)
+
+
+_FORGETFUL = (GrayScale, RewardSum, StepCounter, ToTensorImage)
 
 
 def _require_clear_resets(stack: Compose) -> None:
@@ -259,7 +273,9 @@ def _require_clear_resets(stack: Compose) -> None:
             raise NotLowered(f"{type(transform).__name__} reads what an episode is counted in")
         if isinstance(transform, (InitTracker, RewardSum, StepCounter, TimeMaxPool)) or keys & made:
             made |= set(map(as_key, transform.out_keys))
-            made |= {as_key(getattr(transform, name)) for name in ("init_key", "step_count_key") if hasattr(transform, name)}
+            made |= {
+                as_key(getattr(transform, name)) for name in ("init_key", "step_count_key") if hasattr(transform, name)
+            }
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
@@ -353,6 +369,33 @@ def _to_tensor_image(theirs: Any) -> Transform:
     )
 
 
+def _noop_reset(theirs: Any) -> Transform:
+    ours = NoopResetEnv(theirs.noops, theirs.random)
+    parent = theirs.parent
+    ours._draw = lambda: parent.rand_action()
+    return ours
+
+
+def _random_truncation(theirs: Any) -> Transform:
+    ours = RandomTruncationTransform(
+        theirs.min_horizon,
+        theirs.max_horizon,
+        theirs.prob,
+        theirs.first_episode_prob,
+        step_count_key=theirs.step_count_key,
+        truncated_key=theirs.truncated_key,
+        done_key=theirs.done_key,
+    )
+    ours._source = theirs
+    return ours
+
+
+def _end_of_life(theirs: Any) -> Transform:
+    ours = EndOfLifeTransform(theirs.eol_key, theirs.lives_key, theirs.done_key, ".".join(theirs.eol_attribute))
+    ours._lives = theirs._get_lives
+    return ours
+
+
 class _AsTheirs(Transform):
     """What TorchRL's does to a value, by calling it: torchvision does the work."""
 
@@ -384,6 +427,10 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "TimeMaxPool": _time_max_pool,
     "ToTensorImage": _to_tensor_image,
     "GrayScale": lambda theirs: GrayScale(theirs.in_keys, theirs.out_keys),
+    "NoopResetEnv": _noop_reset,
+    "RandomTruncationTransform": _random_truncation,
+    "EndOfLifeTransform": _end_of_life,
+    "FrameSkipTransform": lambda theirs: FrameSkipTransform(theirs.frame_skip),
     "Resize": _AsTheirs,
     "CenterCrop": _AsTheirs,
 }

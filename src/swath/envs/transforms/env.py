@@ -16,7 +16,7 @@ from swath.envs.rows import RowEnv
 from swath.envs.transforms.base import KINDS, Compose, Rows, Slot, Specs, as_transform
 from swath.errors import EnvError
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, Layout
+from swath.rollout.layout import Field, Layout, as_key
 from swath.rollout.strip import Strip
 
 FLAG_KEYS = tuple((flag,) for flag in FLAGS)
@@ -130,22 +130,34 @@ class Pipeline:
         size = layout.batch_size
         slots = {key: Slot(column.tensor[1], size) for key, column in inner.carried.items()}
         slots |= {key: Slot(column.tensor[0], size) for key, column in inner.outcomes.items()}
-        self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0])
+        self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0], base)
         #: Of transforms over all envs: what each env's episode began with, beside where it is read.
         self.firsts: list[tuple[np.ndarray, np.ndarray]] = []
         if rows.num_envs > 1 and not all(transform.is_by_env for transform in transforms):
             self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
-        stages = [transform.bind(rows) for transform in transforms]
-        self.steps = [stage.step for stage in stages]
-        self.resets = [stage.reset for stage in stages]
+        #: By the number of the transform that drives it.
+        self.drivers: dict[int, _Driver] = {}
+        self.steps: list[Any] = []
+        self.resets: list[Any] = []
+        for number, transform in enumerate(transforms):
+            if transform.drives:
+                rows.driver = self.drivers[number] = _Driver(self, number, base)
+            stage = transform.bind(rows)
+            self.steps.append(stage.step)
+            self.resets.append(stage.reset)
 
-    def bind(self, strip: Strip) -> tuple[Stepper, list[_Action]]:
-        """The base env on these rows, and how actions of ``strip`` get to it."""
+    def bind(self, strip: Strip) -> tuple[Stepper, list[_Action], dict[int, _Entry]]:
+        """The base env on these rows, how actions of ``strip`` get to it, and how those of each driver do."""
         size = self._layout.batch_size
         given = {key: Slot(torch.zeros_like(column.tensor[0]), size) for key, column in strip.outputs.items()}
         rows = Rows(size, dict(given), self.rows.terminated, self.rows.truncated)
-        functions = [transform.bind_inverse(rows) for transform in reversed(list(self._transforms))]
-        functions = [function for function in functions if function is not None]
+        functions: list[Callable[[], Any]] = []
+        entries: dict[int, tuple[dict[Any, Slot], int]] = {}
+        for number in reversed(range(len(self._transforms))):
+            entries[number] = (dict(rows.slots), len(functions))
+            function = self._transforms[number].bind_inverse(rows)
+            if function is not None:
+                functions.append(function)
         fields = []
         for field in self._layout.outputs:
             slot = rows.slots[field.key]
@@ -156,10 +168,71 @@ class Pipeline:
         targets = {field.key: inner.outputs[field.key].in_numpy[0] for field in fields}
         if not functions:
             actions = [_Action(list(strip.outputs[key].in_numpy), target) for key, target in targets.items()]
-            return self._base.bind(inner), actions
+            return self._base.bind(inner), actions, {number: (targets, ()) for number in self.drivers}
         actions = [_Action(list(strip.outputs[key].in_numpy), slot.array) for key, slot in given.items()]
-        actions[-1].functions = [*functions, *[_copying(rows.slots[key].array, targets[key]) for key in targets]]
-        return self._base.bind(inner), actions
+        functions += [_copying(rows.slots[key].array, targets[key]) for key in targets]
+        actions[-1].functions = functions
+        driven = {}
+        for number in self.drivers:
+            written, first = entries[number]
+            driven[number] = ({key: slot.array for key, slot in written.items()}, functions[first:])
+        return self._base.bind(inner), actions, driven
+
+
+#: Where a driver's actions are written, and what is done to them then.
+_Entry = tuple[dict[Any, np.ndarray], Sequence[Callable[[], Any]]]
+
+
+class _Driver:
+    """A pipeline up to one of its transforms. It steps what the stepper is bound to that is resetting or stepping."""
+
+    def __init__(self, pipeline: Pipeline, number: int, base: EnvBase) -> None:
+        self._pipeline = pipeline
+        self._number = number
+        self.is_first = number == 0
+        self.reward_key = as_key(next(iter(base._full_specs["reward"].keys(True, True))))
+        self._base: Any = None
+        self._entry: _Entry = ({}, ())
+
+    def take(self, base: Stepper, entry: _Entry) -> None:
+        self._base, self._entry = base, entry
+
+    def act(self, actions: Any) -> None:
+        for key, target in self._entry[0].items():
+            value = actions.get(key)
+            target[:] = value.reshape(target.shape).numpy()
+        for function in self._entry[1]:
+            function()
+
+    def step(self, env_ids: list[int]) -> bool:
+        pipeline = self._pipeline
+        ended = bool(self._base.step(0, env_ids))
+        for stage in pipeline.steps[: self._number]:
+            ended = bool(stage(env_ids)) or ended
+        self._keep()
+        return ended
+
+    def reset(self, env_ids: list[int]) -> None:
+        pipeline = self._pipeline
+        pipeline.rows.terminated[env_ids] = False
+        pipeline.rows.truncated[env_ids] = False
+        self._base.reset(1, env_ids)
+        self._keep()
+        for stage in pipeline.resets[: self._number]:
+            stage(env_ids)
+
+    def again(self, env_ids: Sequence[int] | None) -> None:
+        rows = self._pipeline.rows
+        which: Any = slice(None) if env_ids is None else env_ids
+        rows.terminated[which] = False
+        rows.truncated[which] = False
+        self._keep()
+        self._base.step(0, env_ids)
+        rows.is_repeated = True
+
+    def _keep(self) -> None:
+        for memory in self._pipeline.kept:
+            memory[0] = memory[1]
 
 
 def _copying(value: np.ndarray, target: np.ndarray) -> Callable[[], None]:
@@ -185,7 +258,8 @@ class TransformedStepper:
     def __init__(self, pipeline: Pipeline, strip: Strip) -> None:
         self._strip = strip
         self._rows = rows = pipeline.rows
-        self._base, self._actions = pipeline.bind(strip)
+        self._base, self._actions, entries = pipeline.bind(strip)
+        self._drivers = [(driver, entries[number]) for number, driver in pipeline.drivers.items()]
         self._kept, self._steps, self._resets = pipeline.kept, pipeline.steps, pipeline.resets
         self._firsts = pipeline.firsts
         # Of a guest, flags are data like any other.
@@ -205,8 +279,13 @@ class TransformedStepper:
             for function in action.functions:
                 function()
         ended = self._base.step(0, env_ids)
+        for driver, entry in self._drivers:
+            driver.take(self._base, entry)
         for stage in self._steps:
             more = stage(env_ids)
+            if self._drivers and self._rows.is_repeated:  # what ended before was repeated
+                ended = np.flatnonzero(self._rows.terminated | self._rows.truncated).tolist()
+                self._rows.is_repeated = False
             if more:
                 ended = sorted({*(ended or ()), *more})
         if env_ids is None:
@@ -236,16 +315,20 @@ class TransformedStepper:
         self._strip.truncated[t, ended] = self._rows.truncated[ended]
         self._rows.terminated[:] = False
         self._rows.truncated[:] = False
+        self._rows.ended = True
 
     def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
         self._base.reset(1, env_ids, **kwargs)
         for memory in self._kept:
             memory[0] = memory[1]
+        for driver, entry in self._drivers:
+            driver.take(self._base, entry)
         if self._firsts:
             self._reset_among_firsts(env_ids)
         else:
             for stage in self._resets:
                 stage(env_ids)
+        self._rows.ended = False
         for target, value in self._carried:
             target[row, env_ids] = value[env_ids]
         for flags in self._flags:

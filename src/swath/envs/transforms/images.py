@@ -97,9 +97,7 @@ class GrayScale(_OfImages):
     tensor([99, 99], dtype=torch.uint8)
     """
 
-    def __init__(
-        self, in_keys: Sequence[NestedKey] | None = None, out_keys: Sequence[NestedKey] | None = None
-    ) -> None:
+    def __init__(self, in_keys: Sequence[NestedKey] | None = None, out_keys: Sequence[NestedKey] | None = None) -> None:
         super().__init__(in_keys, out_keys)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,6 @@ from swath.rollout.layout import Key, as_key, show
 from swath.states import mismatch
 
 
-
 class Normalizing(Transform):
     """What both have in common."""
 
@@ -226,7 +225,9 @@ class VecNorm(Normalizing):
             if strict and self._td is not None:
                 raise mismatch("VecNorm", state_dict, "sums, squares and counts")
             return
-        _require_names(self, state_dict, [_named(k, s) for k in self.in_keys for s in ("_sum", "_ssq", "_count")], strict)
+        _require_names(
+            self, state_dict, [_named(k, s) for k in self.in_keys for s in ("_sum", "_ssq", "_count")], strict
+        )
         if self._td is None:
             self._td = TensorDict(state_dict).clone()
         else:
