@@ -1,4 +1,4 @@
-"""TorchRL's transforms that remember, of images, and that step envs: lowered, as guests, and ours, all give the same."""
+"""TorchRL's transforms that remember, of images, and that step envs: lowered, as guests, and ours give the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch

@@ -20,8 +20,8 @@ MAX_TRIALS = 10
 class NoopResetEnv(Transform):
     """Takes random actions after a reset: up to ``noops`` (``noops`` excluded), or ``noops`` with ``random=False``.
 
-    The transforms before it see these steps, those behind it only the last. It is of a single env: give it to each env of
-    a ``SerialEnv``.
+    The transforms before it see these steps, those behind it only the last. It is of a single env: give it to each env
+    of a ``SerialEnv``.
 
     >>> from swath.envs import GymEnv, StepCounter, TransformedEnv
     >>> env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
@@ -73,7 +73,8 @@ class _NoopStage:
             if self._takes(noops, list(env_ids)):
                 return
         raise EnvError(
-            f"NoopResetEnv: {MAX_TRIALS + 1} times an episode was over before its {noops} first actions; give fewer noops"
+            f"NoopResetEnv: {MAX_TRIALS + 1} times an episode was over before its {noops} first actions; give fewer "
+            "noops"
         )
 
     def _takes(self, num: int, env_ids: list[int]) -> bool:
@@ -90,8 +91,9 @@ class _NoopStage:
 class RandomTruncationTransform(Transform):
     """Truncates episodes at random lengths, so that envs which began together do not end together.
 
-    The first episode of each env ends after 1 to ``max_horizon`` steps. Of those behind it a part (``prob``; of the very
-    next one ``first_episode_prob``) ends after ``min_horizon`` to ``max_horizon``, the others after ``max_horizon``.
+    The first episode of each env ends after 1 to ``max_horizon`` steps. Of those behind it a part (``prob``; of the
+    very next one ``first_episode_prob``) ends after ``min_horizon`` to ``max_horizon``, the others after
+    ``max_horizon``.
     A ``StepCounter`` must come before it.
 
     >>> from swath.envs import Compose, GymEnv, StepCounter, TransformedEnv
@@ -119,12 +121,11 @@ class RandomTruncationTransform(Transform):
                 raise ValueError(f"RandomTruncationTransform: {name} must be in [0, 1], got {given}")
         if not 1 <= min_horizon <= max_horizon:
             raise ValueError(
-                f"RandomTruncationTransform: 1 <= min_horizon <= max_horizon must hold, got {min_horizon}, {max_horizon}"
+                "RandomTruncationTransform: 1 <= min_horizon <= max_horizon must hold, got "
+                f"{min_horizon} and {max_horizon}"
             )
         if truncated_key != "truncated" or done_key != "done":
-            raise ValueError(
-                "RandomTruncationTransform: an episode that is cut is truncated and done; it has no other flag"
-            )
+            raise ValueError("RandomTruncationTransform: an episode that is cut is truncated and done, no other flag")
         super().__init__()
         self.min_horizon = min_horizon
         self.max_horizon = max_horizon
@@ -139,7 +140,8 @@ class RandomTruncationTransform(Transform):
     def transform_specs(self, specs: Specs) -> None:
         if specs.kind_of(as_key(self.step_count_key)) is None:
             raise KeyError(
-                f"RandomTruncationTransform: nothing gives {show(as_key(self.step_count_key))}; put a StepCounter before it"
+                f"RandomTruncationTransform: nothing gives {show(as_key(self.step_count_key))}; "
+                "put a StepCounter before it"
             )
         if "truncated" not in specs.done:
             specs.done["truncated"] = Categorical(2, (*specs.batch_size, 1), torch.bool)
@@ -191,7 +193,7 @@ class _TruncationStage:
 
 
 class EndOfLifeTransform(Transform):
-    """Says under ``eol_key`` whether a step cost a life, or ended the episode; and under ``lives_key`` how many are left.
+    """Says under ``eol_key`` whether a step cost a life, or ended the episode; ``lives_key`` has how many are left.
 
     Args:
         eol_attribute: what has, or returns, the number of lives: a path that begins at the Gymnasium env.

@@ -168,7 +168,7 @@ class Pipeline:
         targets = {field.key: inner.outputs[field.key].in_numpy[0] for field in fields}
         if not functions:
             actions = [_Action(list(strip.outputs[key].in_numpy), target) for key, target in targets.items()]
-            return self._base.bind(inner), actions, {number: (targets, ()) for number in self.drivers}
+            return self._base.bind(inner), actions, dict.fromkeys(self.drivers, (targets, ()))
         actions = [_Action(list(strip.outputs[key].in_numpy), slot.array) for key, slot in given.items()]
         functions += [_copying(rows.slots[key].array, targets[key]) for key in targets]
         actions[-1].functions = functions
@@ -284,7 +284,7 @@ class TransformedStepper:
         for stage in self._steps:
             more = stage(env_ids)
             if self._drivers and self._rows.is_repeated:  # what ended before was repeated
-                ended = np.flatnonzero(self._rows.terminated | self._rows.truncated).tolist()
+                ended = np.flatnonzero(self._rows.terminated | self._rows.truncated).tolist() or None
                 self._rows.is_repeated = False
             if more:
                 ended = sorted({*(ended or ()), *more})
