@@ -312,7 +312,5 @@ def test_what_is_not_sure_to_be_the_same_stays_a_guest() -> None:
     assert "leaves flags out" in not_lowered(
         lambda e: [e.SelectTransform("position", "done", "terminated", keep_dones=False)]
     )
-    projected: Stack = lambda e: [e.DiscreteActionProjection(3, 7)]  # noqa: E731
-    assert "has its own DiscreteActionProjection" in not_lowered(projected, FORMS[2], make_counting)
     assert "which flags there are" in not_lowered(lambda e: [e.ExcludeTransform("truncated")])
     assert "from the front" in not_lowered(lambda e: [e.CatTensors(["position", "velocity"], "both", dim=0)])

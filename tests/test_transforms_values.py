@@ -249,6 +249,8 @@ def test_stats_are_found_before_the_first_step() -> None:
     with pytest.raises(RuntimeError, match="call init_stats before"):
         env.reset()
     norm = env.transform[2]
+    env.set_seed(0)
+    torch.manual_seed(0)
     norm.init_stats(200, reduce_dim=(0, 1), cat_dim=1)
     assert norm.loc.shape == (3,)
     position = batches(env, 20)["observation"][..., :3]

@@ -89,7 +89,7 @@ class GymWrapper(GymRowEnv):
                 env, render_only=pixels_only, render_key="pixels", obs_key="observation"
             )
             if pixels_only:
-                env = _PixelsUnderTheirName(env)
+                env = PixelsUnderTheirName(env)
         super().__init__(
             [env],
             batch_size=(),
@@ -117,7 +117,7 @@ class GymWrapper(GymRowEnv):
         return f"{type(self).__name__}({describe(self.env)}, batch_size={tuple(self.batch_size)})"
 
 
-class _PixelsUnderTheirName(gymnasium.ObservationWrapper):
+class PixelsUnderTheirName(gymnasium.ObservationWrapper):
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.observation_space = spaces.Dict(pixels=env.observation_space)

@@ -15,12 +15,22 @@ import torch
 from gymnasium import spaces
 
 from swath.envs.base import EnvBase
+from swath.envs.gym import PixelsUnderTheirName
 from swath.envs.gym_rows import GymRowEnv
+from swath.envs.serial import SerialRowEnv
 from swath.envs.specs import OneHot
 from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.driving import (
+    EndOfLifeTransform,
+    FrameSkipTransform,
+    NoopResetEnv,
+    RandomTruncationTransform,
+)
 from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv, TransformedStepper
+from swath.envs.transforms.frames import CatFrames, History, TimeMaxPool
+from swath.envs.transforms.images import GrayScale, ToTensorImage
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
 from swath.envs.transforms.shapes import (
     CatTensors,
@@ -29,6 +39,7 @@ from swath.envs.transforms.shapes import (
     SqueezeTransform,
     UnsqueezeTransform,
 )
+from swath.envs.transforms.statistics import Normalizing, VecNorm, VecNormV2
 from swath.envs.transforms.values import (
     ClipTransform,
     DoubleToFloat,
@@ -50,14 +61,24 @@ class NotLowered(Exception):
 
 def lowered(guest: Any) -> TransformedEnv:
     """An env of ours that steps the guest's own envs; raises ``NotLowered`` with the reason."""
-    env = lower(guest)
-    env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    try:
+        env = lower(guest)
+        env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    except (
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # which theirs may take
+        raise NotLowered(str(error)) from error
     _require_own_counts(_transforms_of(env))
     return env
 
 
 def _transforms_of(env: Any) -> list[Transform]:
     """All of them, from the innermost to the outermost."""
+    if isinstance(env, SerialRowEnv):
+        return _transforms_of(env.children[0])
     return [*_transforms_of(env.base_env), *env.transform] if isinstance(env, TransformedEnv) else []
 
 
@@ -156,6 +177,11 @@ _METHODS = (
     "read_obs",
     "read_reward",
     "read_done",
+    "_update",
+    "_init",
+    "_norm",
+    "_stateful_update",
+    "_stateful_norm",
 )
 
 
@@ -189,10 +215,6 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
         raise NotLowered("it is a vector env")
     if guest.info_dict_reader:
         raise NotLowered("it reads its info")
-    if guest.wrapper_frame_skip != 1:
-        raise NotLowered("it repeats actions (frame_skip)")
-    if guest.from_pixels:
-        raise NotLowered("it renders pixels")
     if not guest._convert_actions_to_numpy:
         raise NotLowered("its actions stay tensors")
     if guest._torchrl_native_autoreset_requested:
@@ -200,9 +222,52 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
     for what, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not _is_plain(space):
             raise NotLowered(f"its {what} space is {space}")
-    if isinstance(env.observation_space, spaces.Dict) and "state" in env.observation_space.spaces:
+    if guest.from_pixels:
+        env = _with_pixels(env)
+    elif isinstance(env.observation_space, spaces.Dict) and "state" in env.observation_space.spaces:
         raise NotLowered("an observation is called 'state', which TorchRL renames")
+    return env if guest.wrapper_frame_skip == 1 else _Repeating(env, guest.wrapper_frame_skip)
+
+
+def _with_pixels(env: gymnasium.Env) -> gymnasium.Env:
+    """With the names that TorchRL gives to what Gymnasium renders, and to what was there without it."""
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        return PixelsUnderTheirName(env)
+    if "state" in space.spaces and "observation" not in space.spaces:
+        return _StateAsObservation(env)
     return env
+
+
+class _StateAsObservation(gymnasium.ObservationWrapper):
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Dict(_renamed(env.observation_space))
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return _renamed(observation)
+
+
+def _renamed(entries: Any) -> dict[str, Any]:
+    return {("observation" if name == "state" else name): value for name, value in entries.items()}
+
+
+class _Repeating(gymnasium.Wrapper):
+    """Repeats each action until an episode ends. Rewards add up as they are: of whichever type, from an integer 0."""
+
+    def __init__(self, env: gymnasium.Env, num: int) -> None:
+        super().__init__(env)
+        self._num = num
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        total: Any = 0
+        result: Any = None
+        for _ in range(self._num):
+            result = self.env.step(action)
+            total = total + result[1]
+            if result[2] or result[3]:
+                break
+        return result[0], total, *result[2:]
 
 
 def _is_plain(space: Any) -> bool:
@@ -222,26 +287,54 @@ def _lower_serial(guest: Any) -> EnvBase:
     # Transforms that treat each env alike do the same to all of them at once.
     for child in children:
         _require_unchanged(child)
-    base = _rows_of([child.base_env for child in children], (len(children),))
     stacks = [_lower_transforms(child.transform) for child in children]
+    if not all(transform.is_by_env for stack in stacks for transform in stack):
+        return SerialRowEnv([_lower_transformed(child) for child in children], None)
     if any(repr(stack) != repr(stacks[0]) for stack in stacks):
         raise NotLowered("its envs differ in their transforms")
-    for transform in stacks[0]:
-        if not transform.is_by_env:
-            raise NotLowered(f"each env of the SerialEnv has its own {type(transform).__name__}")
-    joined = [alike[0].side_by_side(alike) for alike in zip(*stacks, strict=True)]
-    return _transformed(base, Compose(*joined))
+    base = _rows_of([child.base_env for child in children], (len(children),))
+    joined = []
+    for alike in zip(*stacks, strict=True):
+        ours, *others = alike
+        if isinstance(ours, History):  # each has the memory of one env
+            ours.owners += [owner for other in others for owner in other.owners]  # type: ignore[attr-defined]
+        joined.append(ours.side_by_side(alike))
+    return TransformedEnv(base, Compose(*joined))
 
 
 def _lower_transformed(guest: Any) -> EnvBase:
-    return _transformed(lower(guest.base_env), _lower_transforms(guest.transform))
+    stack = _lower_transforms(guest.transform)
+    base = guest.base_env
+    while _name(base) == "TransformedEnv":  # one in another is one with more transforms
+        _require_unchanged(base)
+        stack = Compose(_lower_transforms(base.transform), stack)
+        base = base.base_env
+    env = lower(base)
+    if env.batch_size.numel() > 1:
+        _require_clear_resets(stack)
+    for number, transform in enumerate(stack):
+        # It steps copies of those before it: fine for those that remember nothing by themselves.
+        clear = _FORGETFUL if isinstance(transform, NoopResetEnv) else ()
+        if transform.drives and not all(isinstance(before, clear) for before in stack[:number]):
+            raise NotLowered(f"{type(transform).__name__} steps copies of the transforms before it")
+    return TransformedEnv(env, stack)
 
 
-def _transformed(base: EnvBase, transforms: Compose) -> TransformedEnv:
-    try:
-        return TransformedEnv(base, transforms)
-    except (KeyError, RuntimeError, TypeError, ValueError) as reason:
-        raise NotLowered(str(reason)) from reason
+_FORGETFUL = (GrayScale, RewardSum, StepCounter, ToTensorImage)
+
+
+def _require_clear_resets(stack: Compose) -> None:
+    """That it is known what statistics over all envs see of those that are not reset, where others are."""
+    made: set[Any] = set()
+    for transform in stack:
+        keys = set(map(as_key, transform.in_keys))
+        if isinstance(transform, Normalizing) and keys & made:
+            raise NotLowered(f"{type(transform).__name__} reads what an episode is counted in")
+        if isinstance(transform, (InitTracker, RewardSum, StepCounter, TimeMaxPool)) or keys & made:
+            made |= set(map(as_key, transform.out_keys))
+            made |= {
+                as_key(getattr(transform, name)) for name in ("init_key", "step_count_key") if hasattr(transform, name)
+            }
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
@@ -382,6 +475,110 @@ def _projection(theirs: Any) -> Transform:
     return DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
 
 
+def _vec_norm(theirs: Any) -> Transform:
+    if theirs.shapes is not None and any(len(tuple(shape)) == 0 for shape in theirs.shapes):
+        raise NotLowered("VecNorm has a shape without a dimension")
+    ours = VecNorm(theirs.in_keys, theirs.out_keys, decay=theirs.decay, eps=theirs.eps, shapes=theirs.shapes)
+    ours._source = theirs
+    return ours
+
+
+def _vec_norm_v2(theirs: Any) -> Transform:
+    if not theirs.stateful:
+        raise NotLowered("VecNormV2 has its statistics in the data")
+    if theirs._loc is None:  # as it would be with its first data
+        theirs._maybe_stateful_init(theirs.parent.fake_tensordict().get("next"))
+    statistics: Any = theirs._loc
+    dtypes = {leaf.dtype for leaf in statistics.values(True, True)}
+    if theirs.decay == 1 and dtypes != {torch.get_default_dtype()}:
+        raise NotLowered(f"VecNormV2 with decay=1 averages {dtypes}")
+    ours = VecNormV2(
+        theirs.in_keys,
+        theirs.out_keys,
+        decay=theirs.decay,
+        eps=theirs.eps,
+        reduce_batch_dims=theirs.reduce_batch_dims,
+    )
+    ours._source = theirs
+    return ours
+
+
+def _cat_frames(theirs: Any) -> Transform:
+    ours = CatFrames(
+        theirs.N,
+        theirs.dim,
+        theirs.in_keys,
+        theirs.out_keys,
+        theirs.padding,
+        theirs.padding_value,
+        theirs.as_inverse,
+        theirs._reset_key,
+        theirs.done_key,
+        theirs.future,
+        theirs.mask_key,
+    )
+    ours.owners = [theirs]
+    return ours
+
+
+def _time_max_pool(theirs: Any) -> Transform:
+    ours = TimeMaxPool(theirs.in_keys, theirs.out_keys, theirs.buffer_size, theirs._reset_key)
+    ours.owners = [theirs]
+    return ours
+
+
+def _to_tensor_image(theirs: Any) -> Transform:
+    return ToTensorImage(
+        theirs.from_int,
+        theirs.unsqueeze,
+        theirs.dtype,
+        in_keys=theirs.in_keys,
+        out_keys=theirs.out_keys,
+        shape_tolerant=theirs.shape_tolerant,
+    )
+
+
+def _noop_reset(theirs: Any) -> Transform:
+    ours = NoopResetEnv(theirs.noops, theirs.random)
+    parent = theirs.parent
+    ours._draw = lambda: parent.rand_action()
+    return ours
+
+
+def _random_truncation(theirs: Any) -> Transform:
+    ours = RandomTruncationTransform(
+        theirs.min_horizon,
+        theirs.max_horizon,
+        theirs.prob,
+        theirs.first_episode_prob,
+        step_count_key=theirs.step_count_key,
+        truncated_key=theirs.truncated_key,
+        done_key=theirs.done_key,
+    )
+    ours._source = theirs
+    return ours
+
+
+def _end_of_life(theirs: Any) -> Transform:
+    ours = EndOfLifeTransform(theirs.eol_key, theirs.lives_key, theirs.done_key, ".".join(theirs.eol_attribute))
+    ours._lives = theirs._get_lives
+    return ours
+
+
+class _AsTheirs(Transform):
+    """What TorchRL's does to a value, by calling it: torchvision does the work."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__(theirs.in_keys, theirs.out_keys)
+        self._theirs = theirs
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._theirs._apply_transform(value)
+
+    def __repr__(self) -> str:
+        return f"{self._theirs!r} from {self.in_keys} to {self.out_keys}"
+
+
 _ENVS: dict[str | None, Callable[[Any], EnvBase]] = {
     "GymEnv": _lower_gym,
     "GymWrapper": _lower_gym,
@@ -410,4 +607,16 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "RenameTransform": _rename,
     "ActionScaling": _action_scaling,
     "DiscreteActionProjection": _projection,
+    "VecNorm": _vec_norm,
+    "VecNormV2": _vec_norm_v2,
+    "CatFrames": _cat_frames,
+    "TimeMaxPool": _time_max_pool,
+    "ToTensorImage": _to_tensor_image,
+    "GrayScale": lambda theirs: GrayScale(theirs.in_keys, theirs.out_keys),
+    "NoopResetEnv": _noop_reset,
+    "RandomTruncationTransform": _random_truncation,
+    "EndOfLifeTransform": _end_of_life,
+    "FrameSkipTransform": lambda theirs: FrameSkipTransform(theirs.frame_skip),
+    "Resize": _AsTheirs,
+    "CenterCrop": _AsTheirs,
 }

@@ -3,7 +3,15 @@
 from swath.envs.transforms.actions import ActionMask, ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.driving import (
+    EndOfLifeTransform,
+    FrameSkipTransform,
+    NoopResetEnv,
+    RandomTruncationTransform,
+)
 from swath.envs.transforms.env import TransformedEnv
+from swath.envs.transforms.frames import CatFrames, TimeMaxPool
+from swath.envs.transforms.images import CenterCrop, GrayScale, Resize, ToTensorImage
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
 from swath.envs.transforms.shapes import (
     CatTensors,
@@ -12,6 +20,7 @@ from swath.envs.transforms.shapes import (
     SqueezeTransform,
     UnsqueezeTransform,
 )
+from swath.envs.transforms.statistics import VecNorm, VecNormV2
 from swath.envs.transforms.values import (
     ClipTransform,
     DoubleToFloat,
@@ -25,18 +34,26 @@ from swath.envs.transforms.values import (
 __all__ = [
     "ActionMask",
     "ActionScaling",
+    "CatFrames",
     "CatTensors",
+    "CenterCrop",
     "ClipTransform",
     "Compose",
     "DTypeCastTransform",
     "DiscreteActionProjection",
     "DoubleToFloat",
+    "EndOfLifeTransform",
     "ExcludeTransform",
     "FlattenObservation",
+    "FrameSkipTransform",
+    "GrayScale",
     "InitTracker",
+    "NoopResetEnv",
     "ObservationNorm",
     "PermuteTransform",
+    "RandomTruncationTransform",
     "RenameTransform",
+    "Resize",
     "RewardClipping",
     "RewardScaling",
     "RewardSum",
@@ -44,7 +61,11 @@ __all__ = [
     "SignTransform",
     "SqueezeTransform",
     "StepCounter",
+    "TimeMaxPool",
+    "ToTensorImage",
     "Transform",
     "TransformedEnv",
     "UnsqueezeTransform",
+    "VecNorm",
+    "VecNormV2",
 ]

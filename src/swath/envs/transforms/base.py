@@ -90,6 +90,14 @@ class Rows:
     #: ``[num_envs]``, of the current step.
     terminated: np.ndarray
     truncated: np.ndarray
+    #: The env that is transformed.
+    base: Any = None
+    #: For a transform that ``drives``: the env as it sees it.
+    driver: Driver | None = None
+    #: Whether an episode ended in the last step, and no env was reset since.
+    ended: bool = False
+    #: Whether the step under way was taken again, by a transform that drives.
+    is_repeated: bool = False
     num_envs: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +118,28 @@ class Rows:
 
     def drop(self, key: NestedKey) -> Slot:
         return self.slots.pop(as_key(key))
+
+
+class Driver(Protocol):
+    """The env with the transforms before one, for that one to step by itself."""
+
+    #: Whether there are no transforms before.
+    is_first: bool
+    reward_key: Key
+
+    def act(self, actions: Any) -> None:
+        """The actions of the next ``step``: a TensorDict."""
+        ...
+
+    def step(self, env_ids: list[int]) -> bool:
+        """Step, besides the steps of whoever collects; whether an episode ended."""
+        ...
+
+    def reset(self, env_ids: list[int]) -> None: ...
+
+    def again(self, env_ids: Sequence[int] | None) -> None:
+        """Repeat the step that is under way: what ends is what ends by this one."""
+        ...
 
 
 class Stage(Protocol):
@@ -192,6 +222,8 @@ class Transform:
     _keys_are_pairs = True
     #: Whether what it does to an env's data depends on that env's data alone.
     is_by_env = True
+    #: Whether it steps the env: ``rows.driver`` is for it.
+    drives = False
     #: The env that it is a part of.
     container: Any = None
 

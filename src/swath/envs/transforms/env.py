@@ -157,18 +157,40 @@ class Pipeline:
         size = layout.batch_size
         slots = {key: Slot(column.tensor[1], size) for key, column in inner.carried.items()}
         slots |= {key: Slot(column.tensor[0], size) for key, column in inner.outcomes.items()}
-        self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0])
-        stages = [stage for stage in [transform.bind(rows) for transform in transforms] if stage is not NOTHING]
-        self.steps = [stage.step for stage in stages]
-        self.resets = [stage.reset for stage in stages]
+        self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0], base)
+        #: Of transforms over all envs: what each env's episode began with, beside where it is read.
+        self.firsts: list[tuple[np.ndarray, np.ndarray]] = []
+        if rows.num_envs > 1 and not all(transform.is_by_env for transform in transforms):
+            self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
+        #: By the number of the transform that drives it.
+        self.drivers: dict[int, _Driver] = {}
+        self.steps: list[Any] = []
+        self.resets: list[Any] = []
+        for number, transform in enumerate(transforms):
+            if transform.drives:
+                rows.driver = self.drivers[number] = _Driver(self, number, base)
+            stage = transform.bind(rows)
+            self.steps.append(stage.step)
+            self.resets.append(stage.reset)
+        #: Those that do something.
+        self.busy_steps = [step for step in self.steps if step != NOTHING.step]
+        self.busy_resets = [reset for reset in self.resets if reset != NOTHING.reset]
 
-    def bind(self, strip: Strip, casts: bool = False) -> tuple[Stepper, list[_Action]]:
-        """The base env on these rows, and how actions of ``strip`` get to it; ``casts``: as the dtypes that it says."""
+    def bind(self, strip: Strip, casts: bool = False) -> tuple[Stepper, list[_Action], dict[int, _Entry]]:
+        """The base env on these rows, how actions of ``strip`` get to it, and how those of each driver do.
+
+        ``casts``: as the dtypes that the base env says.
+        """
         size = self._layout.batch_size
         given = {key: Slot(torch.zeros_like(strip.outputs[key].tensor[0]), size) for key in self._action_keys}
         rows = Rows(size, dict(given), self.rows.terminated, self.rows.truncated)
-        functions = [transform.bind_inverse(rows) for transform in reversed(list(self._transforms))]
-        functions = [function for function in functions if function is not None]
+        functions: list[Callable[[], Any]] = []
+        entries: dict[int, tuple[dict[Any, Slot], int]] = {}
+        for number in reversed(range(len(self._transforms))):
+            entries[number] = (dict(rows.slots), len(functions))
+            function = self._transforms[number].bind_inverse(rows)
+            if function is not None:
+                functions.append(function)
         fields = []
         for field in self._layout.outputs:
             slot = rows.slots[field.key]
@@ -181,10 +203,71 @@ class Pipeline:
         sources = {key: names.get(id(rows.slots[key])) for key in targets}
         if not functions and None not in sources.values():  # as they are, perhaps under another name
             actions = [_Action(list(strip.outputs[sources[key]].in_numpy), targets[key]) for key in targets]  # type: ignore[index]
-            return self._base.bind(inner), actions
+            return self._base.bind(inner), actions, dict.fromkeys(self.drivers, (targets, ()))
         actions = [_Action(list(strip.outputs[key].in_numpy), slot.array) for key, slot in given.items()]
-        actions[-1].functions = [*functions, *[_copying(rows.slots[key].array, targets[key]) for key in targets]]
-        return self._base.bind(inner), actions
+        functions += [_copying(rows.slots[key].array, targets[key]) for key in targets]
+        actions[-1].functions = functions
+        driven = {}
+        for number in self.drivers:
+            written, first = entries[number]
+            driven[number] = ({key: slot.array for key, slot in written.items()}, functions[first:])
+        return self._base.bind(inner), actions, driven
+
+
+#: Where a driver's actions are written, and what is done to them then.
+_Entry = tuple[dict[Any, np.ndarray], Sequence[Callable[[], Any]]]
+
+
+class _Driver:
+    """A pipeline up to one of its transforms. It steps what the stepper is bound to that is resetting or stepping."""
+
+    def __init__(self, pipeline: Pipeline, number: int, base: EnvBase) -> None:
+        self._pipeline = pipeline
+        self._number = number
+        self.is_first = number == 0
+        self.reward_key = as_key(next(iter(base._full_specs["reward"].keys(True, True))))
+        self._base: Any = None
+        self._entry: _Entry = ({}, ())
+
+    def take(self, base: Stepper, entry: _Entry) -> None:
+        self._base, self._entry = base, entry
+
+    def act(self, actions: Any) -> None:
+        for key, target in self._entry[0].items():
+            value = actions.get(key)
+            target[:] = value.reshape(target.shape).numpy()
+        for function in self._entry[1]:
+            function()
+
+    def step(self, env_ids: list[int]) -> bool:
+        pipeline = self._pipeline
+        ended = bool(self._base.step(0, env_ids))
+        for stage in pipeline.steps[: self._number]:
+            ended = bool(stage(env_ids)) or ended
+        self._keep()
+        return ended
+
+    def reset(self, env_ids: list[int]) -> None:
+        pipeline = self._pipeline
+        pipeline.rows.terminated[env_ids] = False
+        pipeline.rows.truncated[env_ids] = False
+        self._base.reset(1, env_ids)
+        self._keep()
+        for stage in pipeline.resets[: self._number]:
+            stage(env_ids)
+
+    def again(self, env_ids: Sequence[int] | None) -> None:
+        rows = self._pipeline.rows
+        which: Any = slice(None) if env_ids is None else env_ids
+        rows.terminated[which] = False
+        rows.truncated[which] = False
+        self._keep()
+        self._base.step(0, env_ids)
+        rows.is_repeated = True
+
+    def _keep(self) -> None:
+        for memory in self._pipeline.kept:
+            memory[0] = memory[1]
 
 
 def _copying(value: np.ndarray, target: np.ndarray) -> Callable[[], None]:
@@ -210,8 +293,10 @@ class TransformedStepper:
     def __init__(self, pipeline: Pipeline, strip: Strip, casts: bool = False) -> None:
         self._strip = strip
         self._rows = rows = pipeline.rows
-        self._base, self._actions = pipeline.bind(strip, casts)
-        self._kept, self._steps, self._resets = pipeline.kept, pipeline.steps, pipeline.resets
+        self._base, self._actions, entries = pipeline.bind(strip, casts)
+        self._drivers = [(driver, entries[number]) for number, driver in pipeline.drivers.items()]
+        self._kept, self._steps, self._resets = pipeline.kept, pipeline.busy_steps, pipeline.busy_resets
+        self._firsts = pipeline.firsts
         # Of a guest, flags are data like any other.
         named = {("terminated",): rows.terminated, ("truncated",): rows.truncated}
         as_data = () if strip.layout.has_flags else FLAG_KEYS
@@ -229,8 +314,13 @@ class TransformedStepper:
             for function in action.functions:
                 function()
         ended = self._base.step(0, env_ids)
+        for driver, entry in self._drivers:
+            driver.take(self._base, entry)
         for stage in self._steps:
             more = stage(env_ids)
+            if self._drivers and self._rows.is_repeated:  # what ended before was repeated
+                ended = np.flatnonzero(self._rows.terminated | self._rows.truncated).tolist() or None
+                self._rows.is_repeated = False
             if more:
                 ended = sorted({*(ended or ()), *more})
         if env_ids is None:
@@ -260,14 +350,32 @@ class TransformedStepper:
         self._strip.truncated[t, ended] = self._rows.truncated[ended]
         self._rows.terminated[:] = False
         self._rows.truncated[:] = False
+        self._rows.ended = True
 
     def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
         self._base.reset(1, env_ids, **kwargs)
         for memory in self._kept:
             memory[0] = memory[1]
-        for stage in self._resets:
-            stage(env_ids)
+        for driver, entry in self._drivers:
+            driver.take(self._base, entry)
+        if self._firsts:
+            self._reset_among_firsts(env_ids)
+        else:
+            for stage in self._resets:
+                stage(env_ids)
+        self._rows.ended = False
         for target, value in self._carried:
             target[row, env_ids] = value[env_ids]
         for flags in self._flags:
             flags[row, env_ids] = False
+
+    def _reset_among_firsts(self, env_ids: list[int]) -> None:
+        """A transform over all envs sees, beside those that were reset, what the others' episodes began with."""
+        current = [value.copy() for value, _ in self._firsts]
+        for value, first in self._firsts:
+            first[env_ids] = value[env_ids]
+            value[:] = first
+        for stage in self._resets:
+            stage(env_ids)
+        for (value, _), was in zip(self._firsts, current, strict=True):
+            value[:] = was
