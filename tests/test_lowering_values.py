@@ -143,6 +143,11 @@ FLOATS: dict[str, Stack] = {
     "DoubleToFloat of actions": lambda e: [e.DoubleToFloat(in_keys=["velocity"], in_keys_inv=["action"])],
     "DTypeCast": lambda e: [e.DTypeCastTransform(torch.uint8, torch.float32)],
     "DTypeCast of rewards": lambda e: [e.DTypeCastTransform(torch.float32, torch.float64)],
+    "DTypeCast to integers": lambda e: [
+        e.ObservationNorm(0.0, 1e12, in_keys=["position"]),
+        e.DTypeCastTransform(torch.float64, torch.int32, ["position"]),
+        e.DTypeCastTransform(torch.float32, torch.float16, ["speed"]),
+    ],
     "CatTensors": lambda e: [e.CatTensors(["velocity", "position"], "observation")],
     "CatTensors, kept": lambda e: [e.CatTensors(["velocity", "position"], "both", del_keys=False, sort=False)],
     "CatTensors, itself": lambda e: [e.CatTensors(["velocity", "position"], "position")],
@@ -314,3 +319,61 @@ def test_what_is_not_sure_to_be_the_same_stays_a_guest() -> None:
     )
     assert "which flags there are" in not_lowered(lambda e: [e.ExcludeTransform("truncated")])
     assert "from the front" in not_lowered(lambda e: [e.CatTensors(["position", "velocity"], "both", dim=0)])
+
+
+def draw_stack(number: int) -> Stack:
+    """Some transforms in any order, many of which do not fit together."""
+    draw = np.random.default_rng(number)
+
+    def key() -> str:
+        return str(draw.choice(["position", "velocity", "speed", "reward", "small", "episode_reward", "step_count"]))
+
+    def tensor() -> torch.Tensor:
+        dtype = [torch.float32, torch.float64][draw.integers(2)]
+        shape = [(), (1,), (3,)][draw.integers(3)]
+        return torch.from_numpy(np.asarray(draw.normal(size=shape) + 2.0)).to(dtype)
+
+    makers: list[Callable[[], tuple[str, tuple, dict]]] = [
+        lambda: ("DoubleToFloat", (), {}),
+        lambda: ("DoubleToFloat", ([key()],), {}),
+        lambda: ("DTypeCastTransform", (torch.float32, torch.float64), {}),
+        lambda: ("ObservationNorm", (tensor(), tensor(), [key()]), {"standard_normal": bool(draw.integers(2))}),
+        lambda: ("ObservationNorm", (0.5, 2.0, [key()], ["small"]), {}),
+        lambda: ("RewardScaling", (tensor(), tensor()), {"standard_normal": bool(draw.integers(2))}),
+        lambda: ("RewardClipping", (-1, 1.0), {}),
+        lambda: ("ClipTransform", ([key()],), {"low": -0.5, "high": 1}),
+        lambda: ("ClipTransform", (), {"in_keys_inv": ["action"], "low": -0.5, "high": 1}),
+        lambda: ("SignTransform", ([key()],), {}),
+        lambda: ("UnsqueezeTransform", (-1,), {"in_keys": [key()]}),
+        lambda: ("SqueezeTransform", (-1,), {"in_keys": [key()]}),
+        lambda: ("UnsqueezeTransform", (-1,), {"in_keys_inv": ["action"]}),
+        lambda: ("FlattenObservation", (-2, -1, ["image"]), {}),
+        lambda: ("PermuteTransform", ((-2, -1, -3), ["image"]), {}),
+        lambda: ("CatTensors", ([key(), key()], "small"), {"del_keys": bool(draw.integers(2))}),
+        lambda: ("ExcludeTransform", (key(),), {}),
+        lambda: ("SelectTransform", ("position", key(), key()), {}),
+        lambda: ("RenameTransform", ([key()], ["small"]), {"create_copy": bool(draw.integers(2))}),
+        lambda: ("ActionScaling", (), {"standard_normal": bool(draw.integers(2))}),
+        lambda: ("RewardSum", (), {}),
+        lambda: ("StepCounter", (3,), {}),
+        lambda: ("InitTracker", (), {}),
+    ]
+    chosen = [makers[index]() for index in draw.permutation(len(makers))[: draw.integers(2, 7)]]
+    return lambda e: [getattr(e, name)(*args, **kwargs) for name, args, kwargs in chosen]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_any_stack_gives_torchrls_data(number: int) -> None:
+    """Lowered or not; one that TorchRL refuses is not tried. Not each draw can be lowered."""
+    check_any_stack(number)
+
+
+def check_any_stack(number: int) -> str:
+    stack, form = draw_stack(number), FORMS[number % 3]
+    try:
+        expected, _ = data_of(GuestEnv(build(theirs(), make_floats, stack, form), lower=False), 2)
+    except Exception as error:
+        return f"refused: {error}"
+    got, plan = data_of(build(theirs(), make_floats, stack, form), 2)
+    assert_equal(got, expected)
+    return plan

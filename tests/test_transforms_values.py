@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -313,7 +313,7 @@ def _following(batch: Any, key: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: DTypeCastTransform("float", torch.float32), TypeError, "not a dtype"),
+        (lambda: DTypeCastTransform(cast(Any, "float"), torch.float32), TypeError, "not a dtype"),
         (lambda: DTypeCastTransform(torch.float32, torch.bfloat16), TypeError, "rows can have"),
         (lambda: DoubleToFloat(out_keys=["a"]), ValueError, "of which in_keys"),
         (lambda: DoubleToFloat(in_keys=["speed"]), TypeError, "the env has torch.float32 there"),
@@ -333,7 +333,7 @@ def _following(batch: Any, key: str) -> torch.Tensor:
         (lambda: ClipTransform(low=0), ValueError, "give in_keys or in_keys_inv"),
         (lambda: SignTransform(), ValueError, "give in_keys or in_keys_inv"),
         (lambda: UnsqueezeTransform(1, in_keys=["position"]), ValueError, "count from the end"),
-        (lambda: UnsqueezeTransform("-1", in_keys=["position"]), TypeError, "is an integer"),
+        (lambda: UnsqueezeTransform(cast(Any, "-1"), in_keys=["position"]), TypeError, "is an integer"),
         (lambda: UnsqueezeTransform(-3, in_keys=["position"]), ValueError, "no dimension -3"),
         (lambda: SqueezeTransform(-2, in_keys=["position"]), ValueError, "no dimension -2"),
         (lambda: FlattenObservation(-1, -2, ["image"]), ValueError, "behind last_dim"),
@@ -342,12 +342,12 @@ def _following(batch: Any, key: str) -> torch.Tensor:
         (lambda: PermuteTransform((-1, -2), ["position"]), ValueError, "fewer dimensions"),
         (lambda: CatTensors([]), ValueError, "none at all"),
         (lambda: CatTensors(dim=-2), ValueError, "needs in_keys"),
-        (lambda: CatTensors(["position"], out_key=3), TypeError, "out_key must be a key"),
+        (lambda: CatTensors(["position"], out_key=cast(Any, 3)), TypeError, "out_key must be a key"),
         (lambda: CatTensors(["position", "reward"]), ValueError, "is a reward"),
         (lambda: CatTensors(["position", "velocity"], dim=-2), ValueError, "no dimension -2"),
         (lambda: CatTensors(["position", "image"]), RuntimeError, "number of dimensions"),
         (lambda: ExcludeTransform(), ValueError, "which keys"),
-        (lambda: ExcludeTransform(3), TypeError, "a key is"),
+        (lambda: ExcludeTransform(cast(Any, 3)), TypeError, "a key is"),
         (lambda: ExcludeTransform("action", inverse=True), ValueError, "needs them"),
         (lambda: ExcludeTransform("nowhere"), KeyError, "no 'nowhere'"),
         (lambda: ExcludeTransform("done"), ValueError, "it stays"),

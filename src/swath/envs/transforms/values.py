@@ -93,8 +93,16 @@ class DTypeCastTransform(Transform):
         return value.to(self.dtype_in)
 
     def _writing(self, apply: Apply, read: Slot, write: Slot) -> Callable[[], Any]:
-        source, copy_to = read.row, write.row.copy_
-        return lambda: copy_to(source)
+        if write.tensor.dtype not in (torch.float32, torch.float64) or read.tensor.is_complex():
+            source, copy_to = read.row, write.row.copy_
+            return lambda: copy_to(source)
+        # NumPy rounds to these as PyTorch does, in a third of the time; to integers, what is not finite differs.
+        array, target = read.array, write.array
+
+        def cast() -> None:
+            target[...] = array
+
+        return cast
 
 
 class DoubleToFloat(DTypeCastTransform):
