@@ -7,18 +7,24 @@ objects stay what they are: their gymnasium envs are stepped, their statistics a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 
 from swath.envs.base import EnvBase
-from swath.envs.gym_rows import GymRowEnv
+from swath.envs.gym_rows import GymRowEnv, GymStepper
+from swath.envs.gym_spaces import ObservationLeaf
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv
+from swath.errors import EnvDataError
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Field, show
 from swath.rollout.strip import Strip
@@ -28,10 +34,11 @@ class NotLowered(Exception):
     """Why an env stays a guest."""
 
 
-def lowered(guest: Any) -> TransformedEnv:
-    """An env of ours that steps the guest's own envs; raises ``NotLowered`` with the reason."""
+def lowered(guest: Any) -> tuple[TransformedEnv, Watch]:
+    """An env of ours that steps the guest's own envs, and what was read of it; ``NotLowered`` has the reason."""
     env = lower(guest)
-    return env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
+    return env, Watch(guest, env)
 
 
 def lower(guest: Any) -> EnvBase:
@@ -69,7 +76,9 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
 def _name(thing: Any) -> str | None:
     """The class by the name that TorchRL gives it; None for classes of others."""
     kind = type(thing)
-    return kind.__name__ if kind.__module__.startswith("torchrl.envs.") else None
+    if not kind.__module__.startswith("torchrl.envs."):
+        return None
+    return kind.__name__ if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind else None
 
 
 def _require_unchanged(thing: Any) -> None:
@@ -82,31 +91,89 @@ def _require_unchanged(thing: Any) -> None:
         of_class = getattr(kind, name, None)
         if callable(of_class) and not isinstance(of_class, type) and getattr(own[name], "__self__", None) is not thing:
             raise NotLowered(f"{kind.__name__}.{name} was replaced")
-    for name in _METHODS:
-        method = getattr(kind, name, None)
-        module = getattr(method, "__module__", None) or ""
-        if method is not None and not module.startswith(("torchrl.", "tensordict.", "torch.")):
-            raise NotLowered(f"{kind.__name__}.{name} was replaced")
+    for owner in kind.__mro__:
+        if not owner.__module__.startswith("torchrl."):
+            continue
+        for name, method in vars(owner).items():
+            if not _is_of_torchrl(method):
+                raise NotLowered(f"{kind.__name__}.{name} was replaced")
 
 
-_METHODS = (
-    "reset",
-    "step",
-    "step_and_maybe_reset",
-    "maybe_reset",
-    "step_mdp",
-    "_reset",
-    "_step",
-    "_call",
-    "_apply_transform",
-    "forward",
-    "inv",
-    "_inv_call",
-    "read_action",
-    "read_obs",
-    "read_reward",
-    "read_done",
+def _is_of_torchrl(method: Any) -> bool:
+    """Whether a function was written there. Not by its ``__module__``: who replaces one often copies that."""
+    for part in (method, getattr(method, "__func__", None), getattr(method, "fget", None)):
+        code = getattr(part, "__code__", None)
+        if code is not None and not code.co_filename.startswith((*_homes(), "<string>")):
+            return False
+    return True
+
+
+def _homes() -> tuple[str, ...]:
+    """The folders of packages whose functions are TorchRL's own: also decorators, and ``nn.Module``."""
+    packages = (sys.modules.get(name) for name in ("torchrl", "tensordict", "torch"))
+    files = [package.__file__ for package in packages if package is not None and package.__file__]
+    return (*[str(Path(file).parent) for file in files], *_STANDARD_LIBRARY)
+
+
+#: Of decorators such as ``abc`` and ``contextlib`` have.
+_STANDARD_LIBRARY = (str(Path(abc.__file__).parent) + "/", "<frozen ")
+
+
+class Watch:
+    """All that lowering may have read of a guest, to see whether its user has changed any of it since.
+
+    By identity: of the attributes of each object, of what is in their lists and dicts, and of their classes.
+    """
+
+    def __init__(self, guest: Any, env: TransformedEnv) -> None:
+        things = {id(part): part for root in _parts(guest) for part in root.modules()}
+        self._things = list(things.values())
+        self._classes = list(
+            dict.fromkeys(
+                kind for thing in self._things for kind in type(thing).__mro__ if kind.__module__.startswith("torchrl.")
+            )
+        )
+        base = env.base_env
+        while isinstance(base, TransformedEnv):
+            base = base.base_env
+        self._gym_envs = base.gym_envs if isinstance(base, GymRowEnv) else []
+        self._kept: list[Any] = []
+        self._seen = self._look(self._kept)
+
+    def has_changed(self) -> bool:
+        return self._look([]) != self._seen
+
+    def _look(self, kept: list[Any]) -> list[Any]:
+        # What is compared by its id must be kept, or another object may get the same one.
+        seen: list[Any] = [env.step for env in self._gym_envs]
+        for thing in self._things:
+            for name, value in vars(thing).items():
+                if name in _CACHES:
+                    continue
+                kept.append(value)
+                kind = type(value)
+                if kind is list or kind is tuple:
+                    kept += value
+                elif isinstance(value, dict):
+                    kept += value.values()
+        for owner in self._classes:
+            kept += vars(owner).values()
+        seen += map(id, kept)
+        return seen
+
+
+#: Attributes that TorchRL writes by itself when it is asked for specs or is given to a collector.
+_CACHES = frozenset(
+    ("_cache", "_input_spec", "_output_spec", "_cache_in_keys", "_collector", "_is_spec_locked", "_validated", "_seeds")
 )
+
+
+def _parts(guest: Any) -> Iterator[Any]:
+    """The guest, and envs in it that are not modules of its own."""
+    yield guest
+    for part in list(guest.modules()):
+        for child in vars(part).get("_envs", ()):
+            yield from _parts(child)
 
 
 # -- envs --------------------------------------------------------------------------------------------------------------
@@ -125,7 +192,69 @@ def _rows_of(guests: list[Any], batch_size: tuple[int, ...]) -> GymRowEnv:
     categorical = guests[0]._categorical_action_encoding
     if any(guest._categorical_action_encoding != categorical for guest in guests):
         raise NotLowered("its envs differ in how actions are encoded")
-    return GymRowEnv(gym_envs, batch_size=batch_size, categorical_action_encoding=categorical)
+    env = LoweredGymEnv(gym_envs, batch_size=batch_size, categorical_action_encoding=categorical)
+    env.guests = guests
+    return env
+
+
+class LoweredGymEnv(GymRowEnv):
+    """Gymnasium envs of TorchRL's wrappers; what they give is read as those do."""
+
+    guests: Sequence[Any] = ()
+
+    def bind_rows(self, strip: Strip) -> GymStepper:
+        return LoweredGymStepper(self, strip)
+
+
+class LoweredGymStepper(GymStepper):
+    """What an env gives is taken where it is as its spaces say; else TorchRL's own methods read it."""
+
+    _env: LoweredGymEnv
+
+    def _take(self, t: int, env: int, result: Any, ended: list[int] | None) -> list[int] | None:
+        observation, reward, terminated, truncated, info = result
+        try:
+            self._rewards[t * self._num_envs + env] = reward
+        except (TypeError, ValueError, OverflowError):
+            read = self._env.guests[env].read_reward(0 if reward is None else 0 + reward)
+            if read.numel() != 1:
+                raise EnvDataError(f"the reward is {reward!r}, not a number") from None
+            self._rewards[t * self._num_envs + env] = read.item()
+        self._write(t + 1, env, observation)
+        if terminated or truncated:
+            return self._mark_end(t, env, terminated, truncated, ended)
+        return ended
+
+    def _result_can_be_mended(self, result: Any) -> bool:
+        self.__dict__.pop("step", None)
+        return isinstance(result, tuple) and len(result) == 5
+
+    def _casts_can_mend(self, observation: Any, error: Exception) -> bool:
+        return False
+
+    def _write(self, row: int, env: int, observation: Any) -> None:
+        try:
+            super()._write(row, env, observation)
+        except Exception:
+            given = dict(observation) if isinstance(observation, dict) else observation
+            read = self._env.guests[env].read_obs(given)
+            index = row * self._num_envs + env
+            for leaf, memory, size in self._leaves:
+                value = read[leaf.key[0]]
+                if value.shape != leaf.spec.shape or value.dtype != leaf.spec.dtype:
+                    raise EnvDataError(
+                        f"observation {show(leaf.key)} has shape {tuple(value.shape)} and dtype {value.dtype}, its "
+                        f"spec says {tuple(leaf.spec.shape)} and {leaf.spec.dtype}"
+                    ) from None
+                memory[index * size : (index + 1) * size] = value.reshape(-1).numpy()
+                self._learn_cast(leaf, observation)
+
+    def _learn_cast(self, leaf: ObservationLeaf, observation: Any) -> None:
+        """From one kind of float to another NumPy casts as torch does, without the detour."""
+        value = leaf.pick(observation)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and leaf.spec.dtype.is_floating_point:
+            self._env.declared_casts[leaf.key] = leaf.space.dtype
+            self.__dict__.pop("step", None)  # the generic step knows about casts
 
 
 def _plain_gym_env(guest: Any) -> gymnasium.Env:
@@ -145,6 +274,8 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
         raise NotLowered("it renders pixels")
     if not guest._convert_actions_to_numpy:
         raise NotLowered("its actions stay tensors")
+    if "read_obs" in vars(guest) and guest.read_obs == guest._read_obs_memo:
+        raise NotLowered("it remembers how to read its first observation and reward (fast_encoding)")
     if guest._torchrl_native_autoreset_requested:
         raise NotLowered("it resets by itself")
     for what, space in (("observation", env.observation_space), ("action", env.action_space)):

@@ -132,6 +132,7 @@ class Pipeline:
         slots |= {key: Slot(column.tensor[0], size) for key, column in inner.outcomes.items()}
         self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0])
         stages = [transform.bind(rows) for transform in transforms]
+        self.stages = stages
         self.steps = [stage.step for stage in stages]
         self.resets = [stage.reset for stage in stages]
 
@@ -182,6 +183,7 @@ class TransformedStepper:
         self._strip = strip
         self._rows = rows = pipeline.rows
         self._base, self._actions = pipeline.bind(strip)
+        self._stages = pipeline.stages
         self._kept, self._steps, self._resets = pipeline.kept, pipeline.steps, pipeline.resets
         # Of a guest, flags are data like any other.
         named = {("terminated",): rows.terminated, ("truncated",): rows.truncated}
@@ -193,6 +195,19 @@ class TransformedStepper:
         own = [key for key in strip.carried if key in rows.slots]
         self._carried = [(strip.carried[key].in_numpy, rows.slots[key].array) for key in own]
         self._outcomes = [(strip.outcomes[key].in_numpy, rows.slots[key].array) for key in strip.outcomes]
+
+    def prepare(self) -> None:
+        """Before a batch."""
+        if hasattr(self._base, "prepare"):
+            self._base.prepare()
+
+    def resume(self, row: int) -> None:
+        """Go on from a row that was written by others: what was counted over an episode is in it."""
+        for rows, value in self._carried:
+            value[:] = rows[row]
+        for stage in self._stages:
+            if hasattr(stage, "resume"):
+                stage.resume()
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
         for action in self._actions:
