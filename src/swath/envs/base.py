@@ -66,6 +66,8 @@ class EnvBase:
     resets_single_envs = True
     #: Whether nothing else that a policy writes reaches it.
     is_given_actions_only = False
+    #: Whether some of its steps are none (``envs/vector.py``).
+    has_fillers: Any = False
     #: How many processes step it, beside this one.
     num_busy_processes = 0
     #: What its steps give that is no tensor of a fixed shape, by number (``rollout/structure.py``).

@@ -68,7 +68,7 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
         raise NotLowered("its rewards would come out differently")
     for field in own.outputs:
         given = strip.outputs[field.key].field
-        if given.shape != field.shape or (given.dtype != field.dtype and not field.dtype.is_floating_point):
+        if given.shape != field.shape or given.dtype != field.dtype:
             raise NotLowered(f"the policy's {show(field.key)} is {given.dtype}, its spec says {field.dtype}")
     return env.bind_rows(strip)
 

@@ -64,7 +64,7 @@ class Slot:
     def __init__(self, tensor: torch.Tensor, batch_size: torch.Size) -> None:
         self.tensor = tensor
         self.array: np.ndarray = tensor.numpy()
-        self.row = tensor.view(*batch_size, *tensor.shape[1:])
+        self.row = tensor.view((*batch_size, *tensor.shape[1:]))
 
 
 @dataclass
