@@ -30,6 +30,7 @@ from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError, message_of
 from swath.rollout.layout import Key, nested
+from swath.rollout.policies import refuse_rand_step
 from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.hidden import HiddenWeights
@@ -192,6 +193,7 @@ class MultiCollector(BaseCollector):
             positive_number("step_timeout_s", step_timeout_s)
         max_steps = step_limit(max_frames_per_traj)
         self._init_random_frames = self._random_frames_left = random_frames(init_random_frames)
+        refuse_rand_step(policy)
         if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
             raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
         assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)

@@ -22,6 +22,7 @@ from swath.rollout.layout import CPU, Field, Layout, as_key, show
 from swath.states import mismatch
 
 if TYPE_CHECKING:
+    from swath.envs.transforms.env import TransformedEnv
     from swath.rollout.boundaries import Stepper
     from swath.rollout.strip import Strip
 
@@ -65,6 +66,8 @@ class EnvBase:
     resets_single_envs = True
     #: Whether nothing else that a policy writes reaches it.
     is_given_actions_only = False
+    #: Whether some of its steps are none (``envs/vector.py``).
+    has_fillers: Any = False
     #: How many processes step it, beside this one.
     num_busy_processes = 0
     #: What its steps give that is no tensor of a fixed shape, by number (``rollout/structure.py``).
@@ -108,6 +111,18 @@ class EnvBase:
     def plan(self) -> str:
         """How it is stepped, in words."""
         return f"{type(self).__name__}, stepped as it is written"
+
+    def append_transform(self, transform: Any) -> TransformedEnv:
+        """This env with its data changed by ``transform``.
+
+        >>> from swath.envs import GymEnv, StepCounter
+        >>> env = GymEnv("CartPole-v1").append_transform(StepCounter(max_steps=3))
+        >>> env.rollout(10)["step_count"].squeeze(-1)
+        tensor([0, 1, 2])
+        """
+        from swath.envs.transforms.env import TransformedEnv
+
+        return TransformedEnv(self, transform)
 
     # -- specs ---------------------------------------------------------------------------------------------------
 
@@ -408,6 +423,29 @@ class EnvBase:
             last.set_("truncated", torch.ones_like(last.get("truncated")))
             last.set_("done", last.get("truncated") | last.get("terminated"))
         return result if out is None else out.update_(result)
+
+    # -- TorchRL's own containers, which step TorchRL's envs only --------------------------------------------------
+
+    @property
+    def _inplace_update(self) -> bool:
+        return False
+
+    @_inplace_update.setter
+    def _inplace_update(self, value: bool) -> None:  # the first thing that TorchRL's TransformedEnv does to an env
+        raise TypeError(
+            f"torchrl.envs.TransformedEnv is for TorchRL's envs, and {type(self).__name__} is of swath: write "
+            "swath.envs.TransformedEnv(env, transform), or env.append_transform(transform), with the transforms of "
+            "swath.envs. For a transform that only TorchRL has, let TorchRL make the env: "
+            "torchrl.envs.TransformedEnv(torchrl.envs.GymEnv(...), transform), which swath's collectors take as it is"
+        )
+
+    @property
+    def _supports_set_state(self) -> bool:  # what TorchRL's SerialEnv and ParallelEnv ask of an env that was made
+        raise TypeError(
+            f"torchrl.envs.SerialEnv and ParallelEnv are for TorchRL's envs, and {type(self).__name__} is of swath: "
+            "write swath.envs.SerialEnv(num_workers, create_env_fn) or swath.envs.ParallelEnv(num_workers, "
+            "create_env_fn)"
+        )
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 

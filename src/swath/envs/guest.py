@@ -124,6 +124,8 @@ class GuestEnv(EnvBase):
 
     awaiting_reset = ()
     has_fillers = False
+    #: Whether TorchRL's own ``step_and_maybe_reset`` may be gone without (``envs/quick_guest.py``).
+    steps_quickly = True
 
     def __init__(self, guest: Any, lower: bool = True) -> None:
         self.guest = guest
@@ -138,7 +140,9 @@ class GuestEnv(EnvBase):
     def read_specs(self) -> None:
         """Learn the guest's keys; again, after it got another transform."""
         self.keys = keys = _Keys.of(self.guest)
+        #: The env on rows, and what tells whether it still is what the guest says.
         self._lowered: Any = None
+        self._watch: Any = None
         action_spec = self.guest.full_action_spec
 
         def composite(leaves: Iterable[tuple[Any, Spec]]) -> Composite:
@@ -174,22 +178,38 @@ class GuestEnv(EnvBase):
 
     def bind(self, strip: Strip) -> Stepper:
         """Its own envs on rows, where that gives the same; ``plan()`` says what was done."""
+        stepper = self._bind_lowered(strip)
+        return GuestStepper(self, strip) if stepper is None else LoweredStepper(self, strip, stepper)
+
+    def _bind_lowered(self, strip: Strip) -> Any:
         from swath.envs.lowering import NotLowered, bind_lowered, lowered
 
         try:
             if not self._may_lower:
                 raise NotLowered("lower=False")
-            if self._lowered is None:
-                self._lowered = lowered(self.guest)
+            if self._lowered is None or self._watch.has_changed():
+                self._lowered, self._watch = lowered(self.guest)
             stepper = bind_lowered(self._lowered, strip)
-            self._plan = f"lowered: {self._lowered.plan()}"
-            return stepper
         except NotLowered as reason:
             self._plan = f"stepped as it is: {reason}"
-            return GuestStepper(self, strip)
+            return None
+        self._plan = f"lowered: {self._lowered.plan()}"
+        return stepper
 
     def plan(self) -> str:
         return self._plan
+
+    def append_transform(self, transform: Any) -> Any:
+        """One of ours works on what the guest gives; others are the guest's own business."""
+        from swath.envs.transforms.base import Transform
+
+        if isinstance(transform, Transform):
+            return super().append_transform(transform)
+        changed = self.guest.append_transform(transform)
+        if changed is not self.guest:
+            return GuestEnv(changed, self._may_lower)
+        self.read_specs()
+        return self
 
     def complete_policy(self, policy: Any) -> None:
         """Exploration modules that were made without a spec get the action's."""
@@ -273,6 +293,48 @@ class GuestEnv(EnvBase):
         return f"GuestEnv({type(self.guest).__name__}, batch_size={tuple(self.batch_size)}, device={self.device})"
 
 
+class LoweredStepper:
+    """A guest's own envs on rows, for as long as its objects stay what they were when that was decided."""
+
+    fillers: list[tuple[int, list[int]]] | None = None
+
+    def __init__(self, env: GuestEnv, strip: Strip, stepper: Any) -> None:
+        self._env = env
+        self._strip = strip
+        self._stepper = stepper
+        self._watch = env._watch
+        self._has_changed = False
+
+    def prepare(self) -> None:
+        """Before a batch: its user may have changed something."""
+        if self._watch is not None:
+            self._has_changed = self._watch.has_changed()
+        else:
+            self._stepper.prepare()
+
+    def _change(self, row: int) -> None:
+        """Lower it as it is now, or step it as it is; from where it stands, which ``row`` says."""
+        env = self._env
+        self._has_changed = False
+        self._stepper = env._bind_lowered(self._strip)
+        self._watch = env._watch
+        if self._stepper is None:
+            self._watch = None
+            self._stepper = GuestStepper(env, self._strip)
+            self._stepper.prepare()
+        self._stepper.resume(row)
+
+    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
+        if self._has_changed:
+            self._change(t)
+        return self._stepper.step(t, env_ids)
+
+    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
+        if self._has_changed:
+            self._change(row)
+        self._stepper.reset(row, env_ids, **kwargs)
+
+
 class GuestStepper:
     """A guest on the rows of a strip."""
 
@@ -287,12 +349,32 @@ class GuestStepper:
         # All that the policy writes: transforms may read more than the action.
         self._outputs = list(strip.outputs.items())
         self._overridden = [(key, strip.carried[key]) for key in strip.layout.overridden if key in own]
+        self._written = [*self._outputs, *self._overridden]
         self._primed = [(("next", *key), strip.carried[key]) for key in strip.layout.primed if key in own]
         self._root_only = env.keys.root_only
         self._structure = env.keys.structure
         self._is_plain = not (self._structure.stacks or self._structure.classes or self._structure.has_objects)
+        self._says_terminated = ("terminated",) in env.keys.ends
+        self._is_flat = self._is_plain and all(len(key) == 1 for key in (*own, *strip.outputs, *strip.outcomes))
+        self._quick_steps: Any = None
+        self._quick: Any = None
         #: Envs that the guest has reset by itself, after its last step.
         self._reset_already: list[int] = []
+
+    def prepare(self) -> None:
+        """Before a batch: its user may have changed something."""
+        if self._is_flat and self._env.steps_quickly:
+            if self._quick_steps is None:
+                from swath.envs.quick_guest import QuickSteps
+
+                self._quick_steps = QuickSteps(self._env.guest, self._strip)
+            self._quick = self._quick_steps.find()
+
+    def resume(self, row: int) -> None:
+        """Go on from a row that was written without the guest."""
+        env = self._env
+        leaves = {key: column.rows[row].clone() for key, column in self._carried}
+        env.root = self._structure.build(leaves, env.batch_size, device=env.device)
 
     def _values(self, data: TensorDictBase) -> Any:
         """Key by key, what a TensorDict of the guest has."""
@@ -305,6 +387,8 @@ class GuestStepper:
         env = self._env
         due = env_ids if kwargs else [env_id for env_id in env_ids if env_id not in self._reset_already]
         if due:
+            if env.root is None and len(due) < self._num_envs:
+                self.resume(row)
             env.root = self._reset(due, kwargs)
         self._reset_already = []
         root: Any = env.root
@@ -320,7 +404,7 @@ class GuestStepper:
 
     def _reset(self, env_ids: list[int], kwargs: dict[str, Any]) -> TensorDictBase:
         env = self._env
-        if len(env_ids) == self._num_envs or env.root is None:
+        if env.root is None or len(env_ids) == self._num_envs:
             return env.guest.reset(**kwargs)
         request = env.root.copy()
         chosen = torch.zeros(self._num_envs, dtype=torch.bool, device=env.device)
@@ -336,12 +420,15 @@ class GuestStepper:
         if env_ids is not None and len(env_ids) < self._num_envs:
             raise EnvError(f"{env} is stepped as a whole; {len(env_ids)} of its {self._num_envs} envs were to step")
         if env.root is None:  # the first reset was made on rows
-            leaves = {key: column.rows[t].clone() for key, column in self._carried}
-            env.root = self._structure.build(leaves, env.batch_size, device=env.device)
+            self.resume(t)
         root: Any = env.root
         self._write_outputs(root, t)
         for key, column in self._primed:
             root.set(key, column.rows[t + 1].clone())
+        quick = None if self._quick is None else self._quick(root)
+        if quick is not None:
+            values, env.root = quick
+            return self._take_flat(t, values)
         stepped, env.root = env.guest.step_and_maybe_reset(root)
         after = stepped.get("next")
         value_of = self._values(after)
@@ -353,11 +440,31 @@ class GuestStepper:
             column.rows[t + 1].copy_(value)
         for key, column in strip.outcomes.items():
             column.rows[t].copy_(value_of(key))
-        return self._ended(after, t)
+        flags = [after.get(key) for key in env.keys.ends]
+        return self._ended(flags, after.get("terminated") if self._says_terminated else None, t)
+
+    def _take_flat(self, t: int, values: dict[str, Any]) -> list[int] | None:
+        """Write what a quick step gave."""
+        for key, column in self._carried:
+            value = values[key[0]]
+            row = column.rows[t + 1]
+            if row.shape != value.shape or row.dtype != value.dtype:
+                self._refuse(key, value, column, f"step {t}")
+            row.copy_(value)
+        for key, column in self._strip.outcomes.items():
+            column.rows[t].copy_(values[key[0]])
+        flags = [values[key[0]] for key in self._env.keys.ends]
+        if self._num_envs == 1 and not any(map(bool, flags)):
+            return None
+        return self._ended(flags, values["terminated"] if self._says_terminated else None, t)
 
     def _write_outputs(self, root: TensorDictBase, t: int) -> None:
         # Copies: an env may keep what it is given, or change it.
-        written = [*self._outputs, *self._overridden]
+        written = self._written
+        if self._is_flat:
+            for key, column in written:
+                root._set_str(key[0], column.rows[t].clone(), validated=True, inplace=False, non_blocking=False)
+            return
         if self._is_plain:
             for key, column in written:
                 root.set(key, column.rows[t].clone())
@@ -366,18 +473,21 @@ class GuestStepper:
         leaves = {key: column.rows[t].clone() for key, column in written}
         root.update(self._structure.build(leaves, env.batch_size, device=env.device))
 
-    def _ended(self, after: TensorDictBase, t: int) -> list[int] | None:
+    def _ended(self, flags: Sequence[torch.Tensor], terminated: torch.Tensor | None, t: int) -> list[int] | None:
         """The envs of which any flag is set, which the guest has reset."""
-        env, strip, over = self._env, self._strip, None
-        for key in env.keys.ends:
-            flag = after.get(key).reshape(self._num_envs, -1)
+        over = None
+        for flag in flags:
+            flag = flag.reshape(self._num_envs, -1)
             flag = flag[:, 0] if flag.shape[1] == 1 else flag.any(1)
             over = flag if over is None else over | flag
         assert over is not None
         if not bool(over.any()):
             return None
         self._reset_already = over.nonzero().reshape(-1).tolist()
-        strip.terminated[t] = over.cpu().numpy()  # for those who look there for episodes that are over; not delivered
+        # For those who look there for episodes that are over; not delivered.
+        strip, ended = self._strip, over.cpu().numpy()
+        strip.terminated[t] = ended if terminated is None else terminated.cpu().numpy().reshape(-1)
+        strip.truncated[t] = ended & ~strip.terminated[t]
         return self._reset_already
 
     def _refuse(self, key: Key, value: torch.Tensor, column: Column, where: str) -> None:

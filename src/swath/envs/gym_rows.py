@@ -177,7 +177,7 @@ class GymStepper:
                 if terminated or truncated:
                     ended = self._mark_end(t, env, terminated, truncated, ended)
         except Exception as error:
-            if not self._reward_can_be_mended(result):
+            if not self._result_can_be_mended(result):
                 self._explain(error, "step", env, result)
             ended = self._take(t, env, result, ended)
             rest = [other for other in (self._all if env_ids is None else env_ids) if other > env]
@@ -211,7 +211,7 @@ class GymStepper:
             return self._mark_end(t, env, terminated, truncated, ended)
         return ended
 
-    def _reward_can_be_mended(self, result: Any) -> bool:
+    def _result_can_be_mended(self, result: Any) -> bool:
         """Whether the reward is an array of one number, which the generic step takes; it is used from then on."""
         mendable = isinstance(result, tuple) and len(result) == 5 and np.ndim(result[1]) > 0 and np.size(result[1]) == 1
         if mendable:

@@ -221,6 +221,12 @@ class _SerialStepper:
             own = Strip(replace(layout, outputs=tuple(written[key] for key in wanted), **given), 1)
             self._steppers.append((own, child.bind(own)))
 
+    def prepare(self) -> None:
+        """Before a batch."""
+        for _, stepper in self._steppers:
+            if hasattr(stepper, "prepare"):
+                stepper.prepare()  # type: ignore[attr-defined]
+
     def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:
         column: Column
         for key, column in own.items():

@@ -89,6 +89,8 @@ class Rollout:
         self._stepper = env.bind(strip)
         if hasattr(self._stepper, "expect_resets"):
             self._stepper.expect_resets()
+        #: Envs that their user may have changed between two batches want to know when one begins.
+        self._prepare_env: Callable[[], None] | None = getattr(self._stepper, "prepare", None)
         self.boundaries = Boundaries(strip, self._stepper, ids)
         self._step: Callable[[int], list[int] | None] = self._stepper.step
         self._limit: StepLimit | None = None
@@ -203,6 +205,8 @@ class Rollout:
         batch, mail = self._batch, self.mail
         if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
             self.abandon()
+        if self._prepare_env is not None:
+            self._prepare_env()
         self.begin()
         if self._policy is not None:
             self._policy.prepare()

@@ -77,6 +77,7 @@ _KNOWN_SEQUENCES = (TensorDictSequential.forward, ProbabilisticTensorDictSequent
 
 def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[PolicyCall]:
     """The calls that a policy consists of."""
+    refuse_rand_step(policy)
     if isinstance(policy, TensorDictModuleBase):
         return module_calls(policy)
     if not callable(policy):
@@ -87,6 +88,16 @@ def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[Poli
     if in_keys is not None and out_keys is not None:
         return [TensorCall(policy, tuple(map(as_key, in_keys)), tuple(map(as_key, out_keys)))]
     return [TensorCall(policy, tuple(map(as_key, _match_parameters(policy, env.observation_keys))), None)]
+
+
+def refuse_rand_step(policy: Any) -> None:
+    """``env.rand_step`` takes the step itself, which is the collector's part."""
+    env = getattr(policy, "__self__", None)
+    if getattr(policy, "__name__", None) == "rand_step" and hasattr(type(env), "rand_action"):
+        raise TypeError(
+            f"policy={type(env).__name__}.rand_step would step the env in each of the collector's steps; for random "
+            "actions leave the policy out"
+        )
 
 
 def _is_compiled(policy: Any) -> bool:
@@ -110,10 +121,12 @@ def _required(signature: inspect.Signature) -> list[inspect.Parameter]:
 
 
 def _takes_tensordict(policy: Any) -> bool:
-    required = _required(_signature(policy))
-    if len(required) != 1:
+    signature = _signature(policy)
+    # One that may be left out, as of env.rand_action, is given as well.
+    wanted = _required(signature) or list(signature.parameters.values())[:1]
+    if len(wanted) != 1:
         return False
-    parameter = required[0]
+    parameter = wanted[0]
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotated = "TensorDict" in annotation
@@ -240,6 +253,7 @@ __all__ = [
     "module_calls",
     "name_outputs",
     "policy_calls",
+    "refuse_rand_step",
     "tensordict_callable",
     "whole_call",
 ]

@@ -106,6 +106,7 @@ class EnvHost:
             for i, rows in enumerate(plan.groups)
         ]
         self._keeps_one_step = plan.num_steps == 1
+        self._notice_changes()
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,7 @@ class EnvHost:
 
     def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
         self._env.load_state_dict(state, strict)
+        self._notice_changes()
 
     def check_state_dict(self, state: dict[str, Any], strict: bool) -> None:
         self._env.check_state_dict(state, strict)
@@ -191,7 +193,13 @@ class EnvHost:
         return (True, []) if all(callable(value) for value in values) else (False, values)
 
     def call_children(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        return [getattr(env, name)(*args, **kwargs) for env in self._made]
+        results = [getattr(env, name)(*args, **kwargs) for env in self._made]
+        self._notice_changes()
+        return results
+
+    def _notice_changes(self) -> None:
+        if self.stage is not None and hasattr(self._stepper, "prepare"):
+            self._stepper.prepare()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         for env in self._made:

@@ -29,6 +29,7 @@ from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
 from swath.rollout.layout import nested
+from swath.rollout.policies import refuse_rand_step
 from swath.rollout.structure import Structure
 from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update.hidden import HiddenWeights
@@ -143,6 +144,7 @@ class NodesCollector(BaseCollector):
             raise TypeError(f"{type(self).__name__} needs frames_per_batch")
         if split_trajs and not track_traj_ids:
             raise ValueError("split_trajs needs track_traj_ids=True")
+        refuse_rand_step(policy)
         if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
             raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
         both = update_after_each_batch and max_weight_update_interval >= 0

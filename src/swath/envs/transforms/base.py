@@ -305,6 +305,12 @@ class Transform:
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         pass
 
+    def _check_batched_worker_compat(self) -> None:  # what TorchRL's SerialEnv and ParallelEnv ask first
+        raise TypeError(
+            "torchrl.envs.SerialEnv and ParallelEnv are for TorchRL's envs, and this TransformedEnv is of swath: write "
+            "swath.envs.SerialEnv(num_workers, create_env_fn) or swath.envs.ParallelEnv(num_workers, create_env_fn)"
+        )
+
     def __repr__(self) -> str:
         shown = list(self._shown)
         shown += ["in_keys", "out_keys"] if self.in_keys or self.out_keys else []

@@ -78,14 +78,15 @@ class _StepCounterStage:
         if env_ids is not None:
             over = [env for env in over if env in env_ids]
         self._truncated[over] = True
-        self._find_room()
+        self.resume()
         return over
 
     def reset(self, env_ids: Sequence[int]) -> None:
         self._flat[env_ids] = 0
-        self._find_room()
+        self.resume()
 
-    def _find_room(self) -> None:
+    def resume(self) -> None:
+        """Other counts were written."""
         if self._max_steps is not None:
             self._room = self._max_steps - int(self._flat.max())
 

@@ -164,12 +164,14 @@ class Pipeline:
             self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
         #: By the number of the transform that drives it.
         self.drivers: dict[int, _Driver] = {}
+        self.stages: list[Any] = []
         self.steps: list[Any] = []
         self.resets: list[Any] = []
         for number, transform in enumerate(transforms):
             if transform.drives:
                 rows.driver = self.drivers[number] = _Driver(self, number, base)
             stage = transform.bind(rows)
+            self.stages.append(stage)
             self.steps.append(stage.step)
             self.resets.append(stage.reset)
         #: Those that do something.
@@ -297,6 +299,7 @@ class TransformedStepper:
         self._drivers = [(driver, entries[number]) for number, driver in pipeline.drivers.items()]
         self._kept, self._steps, self._resets = pipeline.kept, pipeline.busy_steps, pipeline.busy_resets
         self._firsts = pipeline.firsts
+        self._stages = pipeline.stages
         # Of a guest, flags are data like any other.
         named = {("terminated",): rows.terminated, ("truncated",): rows.truncated}
         as_data = () if strip.layout.has_flags else FLAG_KEYS
@@ -307,6 +310,19 @@ class TransformedStepper:
         own = [key for key in strip.carried if key in rows.slots]
         self._carried = [(strip.carried[key].in_numpy, rows.slots[key].array) for key in own]
         self._outcomes = [(strip.outcomes[key].in_numpy, rows.slots[key].array) for key in strip.outcomes]
+
+    def prepare(self) -> None:
+        """Before a batch."""
+        if hasattr(self._base, "prepare"):
+            self._base.prepare()
+
+    def resume(self, row: int) -> None:
+        """Go on from a row that was written by others: what was counted over an episode is in it."""
+        for rows, value in self._carried:
+            value[:] = rows[row]
+        for stage in self._stages:
+            if hasattr(stage, "resume"):
+                stage.resume()
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
         for action in self._actions:
