@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import enum
+import importlib
 import importlib.util
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -315,6 +319,46 @@ def test_images(name: str, shape: str) -> None:
 def test_an_image_with_a_dimension_more() -> None:
     compare(PixelEnv, lambda lib: lib.ToTensorImage(unsqueeze=True), "one")
     compare(PixelEnv, lambda lib: lib.ToTensorImage(unsqueeze=True), "transformed serial")
+
+
+class Interpolation(enum.Enum):
+    BILINEAR = "bilinear"
+    NEAREST = "nearest"
+
+
+def resize(image: torch.Tensor, size: list[int], interpolation: Any, antialias: bool) -> torch.Tensor:
+    assert antialias
+    return ours.Resize(size, interpolation=interpolation)._apply_transform(image)
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchRL's ``Resize`` and ``CenterCrop`` call it; where it is not installed, what they are given shows that."""
+    if importlib.util.find_spec("torchvision") is not None:
+        return
+    monkeypatch.setattr(importlib.import_module("torchrl.envs.transforms._observation"), "_has_tv", True)
+    module: Any = types.ModuleType("torchvision.transforms.functional")
+    module.InterpolationMode, module.resize = Interpolation, resize
+    module.center_crop = lambda image, size: ours.CenterCrop(*size)._apply_transform(image)
+    for name in ("torchvision", "torchvision.transforms"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.functional", module)
+
+
+@pytest.mark.usefixtures("torchvision")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sizes(shape: str) -> None:
+    def transform(lib: Any) -> Any:
+        return lib.Compose(
+            lib.ToTensorImage(),
+            lib.CenterCrop(4, 5),
+            lib.Resize(3, 4),
+            lib.GrayScale(),
+            lib.Resize(w=5, interpolation="nearest", in_keys=["pixels"], out_keys=["large"]),
+            lib.CatFrames(N=4, dim=-3),
+        )
+
+    compare(PixelEnv, transform, shape)
 
 
 # -- Gymnasium envs with options ---------------------------------------------------------------------------------------

@@ -238,10 +238,12 @@ class EndOfLifeTransform(Transform):
 
         def ask() -> list[int]:
             lives = []
-            for found in gym_envs:
+            for gym_env in gym_envs:
+                found: Any = gym_env
                 for name in self.eol_attribute:
                     found = getattr(found, name)
-                lives.append(int(found() if callable(found) else found))
+                number: Any = found() if callable(found) else found
+                lives.append(int(number))
             return lives
 
         return ask
