@@ -494,6 +494,21 @@ def test_frame_skip_transform(name: str, shape: str) -> None:
     compare(long_episodes, SKIPPING[name], shape)
 
 
+class OnceOverEnv(CountingEnv):
+    """Says that an episode is over in one step only: who goes on does not hear it again."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        over = self.step_count % self.length == 0
+        return observation, reward, terminated and over, truncated and over, info
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_end_in_the_middle_of_repeated_steps(shape: str) -> None:
+    """It is not seen, as it is not in TorchRL."""
+    compare(lambda: OnceOverEnv(12), SKIPPING["two"], shape)
+
+
 def test_a_reset_of_all_keeps_the_lengths() -> None:
     """TorchRL draws other lengths only for episodes that were over."""
 
