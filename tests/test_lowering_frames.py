@@ -6,6 +6,7 @@ import copy
 import enum
 import importlib
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -529,3 +530,55 @@ def test_what_steps_copies_stays_a_guest() -> None:
 
     _, env, _ = collected(shapes(long_episodes, transform)["one"]())
     assert "steps copies" in env.plan()
+
+
+# -- any of them, in any order -----------------------------------------------------------------------------------------
+
+
+def drawn_stack(seed: int) -> Callable[[Any], Any]:
+    """Up to five transforms in any order; keys that they change are read by those behind."""
+    draw = np.random.default_rng(seed)
+    stack: list[tuple[str, dict[str, Any]]] = []
+    for place in range(int(draw.integers(1, 6))):
+        num = int(draw.integers(1, 5))
+        keys = [["observation"], ["observation", "reward"]][draw.integers(2)]
+        options = {"in_keys": keys, "decay": [1.0, 0.9][draw.integers(2)]}
+        padding = ["same", "constant"][draw.integers(2)]
+        count = f"count{place}"
+        stack += [
+            [("StepCounter", {"max_steps": num + 2, "step_count_key": count})],
+            [("RewardSum", {"in_keys": ["reward"], "out_keys": [f"sum{place}"]})],
+            [("InitTracker", {"init_key": f"init{place}"})],
+            [("VecNorm", options)],
+            [("VecNormV2", {**options, "reduce_batch_dims": bool(draw.integers(2))})],
+            [("CatFrames", {"N": num, "dim": -1, "in_keys": ["observation"], "padding": padding})],
+            [("CatFrames", {"N": 2, "dim": -3, "in_keys": ["pixels"], "out_keys": [f"stack{place}"]})],
+            [("TimeMaxPool", {"in_keys": ["observation"], "T": num})],
+            [("ToTensorImage", {"in_keys": ["pixels"], "out_keys": [f"image{place}"]})],
+            [
+                ("StepCounter", {"step_count_key": count}),
+                (
+                    "RandomTruncationTransform",
+                    {"min_horizon": 1, "max_horizon": num + 1, "prob": 0.5, "step_count_key": count},
+                ),
+            ],
+        ][draw.integers(10)]
+    return lambda lib: lib.Compose(*[getattr(lib, name)(**options) for name, options in stack])
+
+
+SEEDS = int(os.environ.get("SWATH_STACKS", "12"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_any_stack(seed: int) -> None:
+    """Lowered or not, as ``plan`` says: the data is the guest's."""
+    shape = SHAPES[seed % 3]
+    transform = drawn_stack(seed)
+    lowered, env, state = collected(shapes(PixelEnv, transform)[shape]())
+    guest, _, expected = collected(ours.GuestEnv(shapes(PixelEnv, transform)[shape](), lower=False))
+    assert_same(lowered, guest)
+    assert state.keys() == expected.keys()
+    for name in state:
+        assert torch.equal(state[name], expected[name]), name
+    if env.plan().startswith("lowered"):
+        assert_same(collected(shapes(PixelEnv, transform, own=True)[shape]())[0], guest)
