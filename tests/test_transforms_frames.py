@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from counting import CountingEnv, CountingTensorDictEnv
-from swath.collectors import Collector
+from swath.collectors import Collector, MultiSyncCollector
 from swath.envs import (
     CatFrames,
     CenterCrop,
@@ -368,6 +368,30 @@ def test_frame_skip(make: Any) -> None:
     taken = row["next", "observation"][:, 2]
     steps = row["next", "observation"][:, 1]
     assert torch.equal(row["next", "reward"][:, 0], (3 * steps - 3) + 0.75 * taken)
+
+
+# -- in workers --------------------------------------------------------------------------------------------------------
+
+
+def transformed() -> Any:
+    frames = CatFrames(3, -1, ["observation"], ["past"])
+    return TransformedEnv(counting(), Compose(NoopResetEnv(1), frames, VecNormV2(["observation"]), VecNorm(["past"])))
+
+
+@pytest.mark.processes
+def test_in_a_worker() -> None:
+
+    def run(kind: Any, envs: Any) -> list[Any]:
+        collector = kind(envs, None, frames_per_batch=20, total_frames=40)
+        collector.set_seed(2)
+        data = [batch.reshape(-1).clone() for batch in collector]
+        collector.shutdown()
+        return data
+
+    for mine, here in zip(run(MultiSyncCollector, [transformed]), run(Collector, transformed), strict=True):
+        assert mine["past"].shape == here["past"].shape == (20, 12)
+        assert bool(mine["next", "past"].isfinite().all())
+        assert torch.equal(mine["next", "done"].any(), here["next", "done"].any())
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
