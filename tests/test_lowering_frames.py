@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import enum
+import importlib
 import importlib.util
+import os
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -317,6 +322,46 @@ def test_an_image_with_a_dimension_more() -> None:
     compare(PixelEnv, lambda lib: lib.ToTensorImage(unsqueeze=True), "transformed serial")
 
 
+class Interpolation(enum.Enum):
+    BILINEAR = "bilinear"
+    NEAREST = "nearest"
+
+
+def resize(image: torch.Tensor, size: list[int], interpolation: Any, antialias: bool) -> torch.Tensor:
+    assert antialias
+    return ours.Resize(size, interpolation=interpolation)._apply_transform(image)
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchRL's ``Resize`` and ``CenterCrop`` call it; where it is not installed, what they are given shows that."""
+    if importlib.util.find_spec("torchvision") is not None:
+        return
+    monkeypatch.setattr(importlib.import_module("torchrl.envs.transforms._observation"), "_has_tv", True)
+    module: Any = types.ModuleType("torchvision.transforms.functional")
+    module.InterpolationMode, module.resize = Interpolation, resize
+    module.center_crop = lambda image, size: ours.CenterCrop(*size)._apply_transform(image)
+    for name in ("torchvision", "torchvision.transforms"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.functional", module)
+
+
+@pytest.mark.usefixtures("torchvision")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sizes(shape: str) -> None:
+    def transform(lib: Any) -> Any:
+        return lib.Compose(
+            lib.ToTensorImage(),
+            lib.CenterCrop(4, 5),
+            lib.Resize(3, 4),
+            lib.GrayScale(),
+            lib.Resize(w=5, interpolation="nearest", in_keys=["pixels"], out_keys=["large"]),
+            lib.CatFrames(N=4, dim=-3),
+        )
+
+    compare(PixelEnv, transform, shape)
+
+
 # -- Gymnasium envs with options ---------------------------------------------------------------------------------------
 
 
@@ -450,6 +495,21 @@ def test_frame_skip_transform(name: str, shape: str) -> None:
     compare(long_episodes, SKIPPING[name], shape)
 
 
+class OnceOverEnv(CountingEnv):
+    """Says that an episode is over in one step only: who goes on does not hear it again."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        over = self.step_count % self.length == 0
+        return observation, reward, terminated and over, truncated and over, info
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_end_in_the_middle_of_repeated_steps(shape: str) -> None:
+    """It is not seen, as it is not in TorchRL."""
+    compare(lambda: OnceOverEnv(12), SKIPPING["two"], shape)
+
+
 def test_a_reset_of_all_keeps_the_lengths() -> None:
     """TorchRL draws other lengths only for episodes that were over."""
 
@@ -470,3 +530,55 @@ def test_what_steps_copies_stays_a_guest() -> None:
 
     _, env, _ = collected(shapes(long_episodes, transform)["one"]())
     assert "steps copies" in env.plan()
+
+
+# -- any of them, in any order -----------------------------------------------------------------------------------------
+
+
+def drawn_stack(seed: int) -> Callable[[Any], Any]:
+    """Up to five transforms in any order; keys that they change are read by those behind."""
+    draw = np.random.default_rng(seed)
+    stack: list[tuple[str, dict[str, Any]]] = []
+    for place in range(int(draw.integers(1, 6))):
+        num = int(draw.integers(1, 5))
+        keys = [["observation"], ["observation", "reward"]][draw.integers(2)]
+        options = {"in_keys": keys, "decay": [1.0, 0.9][draw.integers(2)]}
+        padding = ["same", "constant"][draw.integers(2)]
+        count = f"count{place}"
+        stack += [
+            [("StepCounter", {"max_steps": num + 2, "step_count_key": count})],
+            [("RewardSum", {"in_keys": ["reward"], "out_keys": [f"sum{place}"]})],
+            [("InitTracker", {"init_key": f"init{place}"})],
+            [("VecNorm", options)],
+            [("VecNormV2", {**options, "reduce_batch_dims": bool(draw.integers(2))})],
+            [("CatFrames", {"N": num, "dim": -1, "in_keys": ["observation"], "padding": padding})],
+            [("CatFrames", {"N": 2, "dim": -3, "in_keys": ["pixels"], "out_keys": [f"stack{place}"]})],
+            [("TimeMaxPool", {"in_keys": ["observation"], "T": num})],
+            [("ToTensorImage", {"in_keys": ["pixels"], "out_keys": [f"image{place}"]})],
+            [
+                ("StepCounter", {"step_count_key": count}),
+                (
+                    "RandomTruncationTransform",
+                    {"min_horizon": 1, "max_horizon": num + 1, "prob": 0.5, "step_count_key": count},
+                ),
+            ],
+        ][draw.integers(10)]
+    return lambda lib: lib.Compose(*[getattr(lib, name)(**options) for name, options in stack])
+
+
+SEEDS = int(os.environ.get("SWATH_STACKS", "12"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_any_stack(seed: int) -> None:
+    """Lowered or not, as ``plan`` says: the data is the guest's."""
+    shape = SHAPES[seed % 3]
+    transform = drawn_stack(seed)
+    lowered, env, state = collected(shapes(PixelEnv, transform)[shape]())
+    guest, _, expected = collected(ours.GuestEnv(shapes(PixelEnv, transform)[shape](), lower=False))
+    assert_same(lowered, guest)
+    assert state.keys() == expected.keys()
+    for name in state:
+        assert torch.equal(state[name], expected[name]), name
+    if env.plan().startswith("lowered"):
+        assert_same(collected(shapes(PixelEnv, transform, own=True)[shape]())[0], guest)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from counting import CountingEnv, CountingTensorDictEnv
-from swath.collectors import Collector
+from swath.collectors import Collector, MultiSyncCollector
 from swath.envs import (
     CatFrames,
     CenterCrop,
@@ -75,14 +75,14 @@ def test_vec_norm_of_one_env(decay: float) -> None:
         deviation = (squares / count - mean**2).clamp_min(1e-4).sqrt()
         return (value - mean) / deviation.clamp_min(1e-4)
 
-    expected = None
+    expected, last = torch.zeros(4), None
     for step in rows(batches(env))[0]:
-        if expected is None or step["collector", "traj_ids"] != last:  # noqa: F821
+        if step["collector", "traj_ids"] != last:
             expected = normed(step["observation"])
         assert torch.equal(step["normed"], expected)
         expected = normed(step["next", "observation"])
         assert torch.equal(step["next", "normed"], expected)
-        last = step["collector", "traj_ids"]  # noqa: F841
+        last = step["collector", "traj_ids"]
 
 
 @pytest.mark.parametrize("kind", [VecNorm, VecNormV2])
@@ -175,7 +175,7 @@ def test_only_some_envs_step() -> None:
         before = norm.state_dict()
         root.update(env.full_action_spec.rand())
         root["_step"] = torch.tensor([True, False, True])
-        after = env.step(root)["next"]
+        after: Any = env.step(root)["next"]
         assert torch.equal(after["observation"][1], root["observation"][1])
         assert not torch.equal(after["observation"][0], root["observation"][0])
         now = norm.state_dict()
@@ -226,7 +226,7 @@ def test_frames_of_envs_that_do_not_step(transform: Any) -> None:
     root = env.reset()
     root.update(env.full_action_spec.rand())
     root["_step"] = torch.tensor([False, True, False])
-    after = env.step(root)["next"]
+    after: Any = env.step(root)["next"]
     assert torch.equal(after["observation"][[0, 2]], root["observation"][[0, 2]])
     whole = TransformedEnv(several(), transform).reset()
     assert whole["observation"].shape == after["observation"].shape
@@ -368,6 +368,30 @@ def test_frame_skip(make: Any) -> None:
     taken = row["next", "observation"][:, 2]
     steps = row["next", "observation"][:, 1]
     assert torch.equal(row["next", "reward"][:, 0], (3 * steps - 3) + 0.75 * taken)
+
+
+# -- in workers --------------------------------------------------------------------------------------------------------
+
+
+def transformed() -> Any:
+    frames = CatFrames(3, -1, ["observation"], ["past"])
+    return TransformedEnv(counting(), Compose(NoopResetEnv(1), frames, VecNormV2(["observation"]), VecNorm(["past"])))
+
+
+@pytest.mark.processes
+def test_in_a_worker() -> None:
+
+    def run(kind: Any, envs: Any) -> list[Any]:
+        collector = kind(envs, None, frames_per_batch=20, total_frames=40)
+        collector.set_seed(2)
+        data = [batch.reshape(-1).clone() for batch in collector]
+        collector.shutdown()
+        return data
+
+    for mine, here in zip(run(MultiSyncCollector, [transformed]), run(Collector, transformed), strict=True):
+        assert mine["past"].shape == here["past"].shape == (20, 12)
+        assert bool(mine["next", "past"].isfinite().all())
+        assert torch.equal(mine["next", "done"].any(), here["next", "done"].any())
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

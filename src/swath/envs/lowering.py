@@ -622,8 +622,8 @@ def _vec_norm_v2(theirs: Any) -> Transform:
         raise NotLowered("VecNormV2 has its statistics in the data")
     if theirs._loc is None:  # as it would be with its first data
         theirs._maybe_stateful_init(theirs.parent.fake_tensordict().get("next"))
-    statistics: Any = theirs._loc
-    dtypes = {leaf.dtype for leaf in statistics.values(True, True)}
+    averages: Any = theirs._loc
+    dtypes = {leaf.dtype for leaf in averages.values(True, True)}
     if theirs.decay == 1 and dtypes != {torch.get_default_dtype()}:
         raise NotLowered(f"VecNormV2 with decay=1 averages {dtypes}")
     ours = VecNormV2(

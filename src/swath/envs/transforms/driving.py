@@ -238,11 +238,12 @@ class EndOfLifeTransform(Transform):
 
         def ask() -> list[int]:
             lives = []
-            for env in gym_envs:
-                found: Any = env
+            for gym_env in gym_envs:
+                found: Any = gym_env
                 for name in self.eol_attribute:
                     found = getattr(found, name)
-                lives.append(int(found() if callable(found) else found))  # type: ignore[arg-type]
+                number: Any = found() if callable(found) else found
+                lives.append(int(number))
             return lives
 
         return ask

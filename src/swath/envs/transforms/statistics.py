@@ -163,6 +163,8 @@ class VecNorm(Normalizing):
         shapes: Sequence[Sequence[int]] | None = None,
         new_api: bool | None = None,
     ) -> None:
+        if new_api:  # by position, where it is not seen before there is an object
+            raise TypeError("VecNorm: new_api must be given by its name")
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys, lock, decay, eps)
         if shapes is not None and (len(shapes) != len(self.in_keys) or any(len(tuple(s)) == 0 for s in shapes)):
             raise ValueError(f"VecNorm: shapes must have one of at least one dimension for each of {self.in_keys}")
