@@ -1,7 +1,7 @@
 """What a user does to TorchRL's envs and transforms has its effect, also where they were lowered.
 
-Each attack is made on two collectors of the same envs: one that may lower them, and one that steps them as they are.
-Both must deliver the same, before and after it.
+Each attack is made on three collectors of the same envs: one that may lower them, one that steps them with TorchRL's
+own ``step_and_maybe_reset``, and one that does without it. All must deliver the same, before and after it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
     pytest.mark.processes,
 ]
-STEPS = 25
+STEPS = 20
 
 
 def rl() -> Any:
     import torchrl.envs
 
     return torchrl.envs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_serial_env() -> None:
+    """Memory of the first one in a process stays: that is no leak of a test."""
+    env = rl().SerialEnv(2, lambda: rl().GymWrapper(CountingEnv(9)))
+    env.rollout(2)
+    env.close()
 
 
 def counting() -> Any:
@@ -89,7 +97,7 @@ def wrappers(env: Any) -> list[Any]:
 
 def run(
     make: Callable[[], Any],
-    lower: bool,
+    way: str,
     attack: Callable[[Any, Any], Any] | None,
     act: Any,
     num_batches: int = 4,
@@ -98,7 +106,9 @@ def run(
     """Batches, how the env was stepped in each, and what was raised; the attack comes after the second batch."""
     CountingEnv.made = 0
     guest = make()
-    collector = Collector(GuestEnv(guest, lower=lower), act, frames_per_batch=STEPS * guest.numel(), **kwargs)
+    env = GuestEnv(guest, lower=way == "lowered")
+    env.steps_quickly = way != "plain"
+    collector = Collector(env, act, frames_per_batch=STEPS * guest.numel(), **kwargs)
     collector.set_seed(7)
     batches, plans = [], []
     try:
@@ -138,14 +148,16 @@ def compare(
 ) -> list[TensorDictBase]:
     """Both ways; ``lowered`` and ``after`` say whether it was lowered before the attack, and after it."""
     act = policy() if act is None else act
-    ours, plans, error = run(make, True, attack, act, **kwargs)
-    theirs, _, expected = run(make, False, attack, act, **kwargs)
+    ours, plans, error = run(make, "lowered", attack, act, **kwargs)
+    quick, _, _ = run(make, "quick", attack, act, **kwargs)
+    theirs, _, expected = run(make, "plain", attack, act, **kwargs)
     assert error is expected
-    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        try:
-            assert_equal(mine, other)
-        except AssertionError as difference:
-            raise AssertionError(f"batch {number}: {difference} ({plans[number]})") from None
+    for number, (mine, faster, other) in enumerate(zip(ours, quick, theirs, strict=True)):
+        for got, plan in ((mine, plans[number]), (faster, "quick")):
+            try:
+                assert_equal(got, other)
+            except AssertionError as difference:
+                raise AssertionError(f"batch {number}: {difference} ({plan})") from None
     if lowered is not None:
         assert all(plan.startswith("lowered") is lowered for plan in plans[:2]), plans
     if after is not None:
@@ -218,7 +230,7 @@ def on_the_instance(env: Any, _: Any) -> None:
 
 def wrapped_gym_env(env: Any, _: Any) -> None:
     for wrapper in wrappers(env):
-        wrapper._env = gymnasium.wrappers.TransformReward(wrapper._env, lambda reward: reward * 10)
+        wrapper._env = gymnasium.wrappers.TransformReward(wrapper._env, lambda reward: float(reward) * 10)
 
 
 def patched_gym_env(env: Any, _: Any) -> None:
@@ -277,9 +289,7 @@ def test_changed_between_batches(make: Any, attack: Any, after: bool | None) -> 
 @pytest.mark.parametrize("make", STACKS)
 @pytest.mark.parametrize("owner", ["RewardSum", "TransformedEnv", "GymWrapper"])
 @pytest.mark.parametrize("disguised", [False, True])
-def test_a_method_of_a_class_replaced(
-    make: Any, owner: str, disguised: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_of_a_class_replaced(make: Any, owner: str, disguised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(rl(), owner)
     name = {"RewardSum": "_step", "TransformedEnv": "_step", "GymWrapper": "read_reward"}[owner]
     own = getattr(kind, name)
@@ -297,16 +307,16 @@ def test_a_method_of_a_class_replaced(
 
     CountingEnv.made = 0
     act = policy()
-    ours, plans, error = run(make, True, attack, act)
+    ours, plans, error = run(make, "lowered", attack, act)
     monkeypatch.undo()
-    theirs, _, expected = run(make, False, attack, act)
+    theirs, _, expected = run(make, "plain", attack, act)
     assert error is expected is None
     assert [plan.startswith("lowered") for plan in plans] == [True, True, False, False]
     for mine, other in zip(ours, theirs, strict=True):
         assert_equal(mine, other)
     assert (ours[2]["next", "reward"] >= 1000).all()
     # and where it was replaced before the collector was made
-    _, plans, _ = run(make, True, None, act, num_batches=2)
+    _, plans, _ = run(make, "lowered", None, act, num_batches=2)
     assert not any(plan.startswith("lowered") for plan in plans)
 
 
@@ -420,11 +430,11 @@ def test_two_collectors_on_one_env(make: Any) -> None:
         assert_equal(mine, other)
 
 
-# -- what envs and policies give -----------------------------------------------------------------------------------------
+# -- what envs and policies give ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", STACKS)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64, torch.bool, torch.int32, torch.uint8])
+@pytest.mark.parametrize("make", [single, outside])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.int32])
 def test_one_hot_actions_of_another_dtype(make: Any, dtype: torch.dtype) -> None:
     compare(make, act=policy(lambda action: action.to(dtype)), lowered=None)
 
@@ -435,6 +445,30 @@ def test_categorical_actions_of_another_dtype(dtype: torch.dtype) -> None:
         return single(lambda: rl().GymWrapper(CountingEnv(9), categorical_action_encoding=True))
 
     compare(make, act=policy(lambda action: action.argmax(-1).to(dtype)), lowered=None)
+
+
+KINDS = [
+    "int rewards",
+    "0-d rewards",
+    "1-d rewards",
+    "float32 rewards",
+    "bool rewards",
+    "no rewards",
+    "huge rewards",
+    "infinite rewards",
+    "nan rewards",
+    "tensor rewards",
+    "list rewards",
+    "NumPy flags",
+    "float64",
+    "int64",
+    "at times float64",
+    "lists",
+    "tuples",
+    "not contiguous",
+    "tensors",
+    "uint8 space",
+]
 
 
 class Odd(CountingEnv):
@@ -501,38 +535,15 @@ class Odd(CountingEnv):
         return observation
 
 
-@pytest.mark.parametrize("make", STACKS)
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "int rewards",
-        "0-d rewards",
-        "1-d rewards",
-        "float32 rewards",
-        "bool rewards",
-        "no rewards",
-        "huge rewards",
-        "infinite rewards",
-        "nan rewards",
-        "tensor rewards",
-        "list rewards",
-        "NumPy flags",
-        "float64",
-        "int64",
-        "at times float64",
-        "lists",
-        "tuples",
-        "not contiguous",
-        "tensors",
-        "uint8 space",
-    ],
+    ("make", "kind"), [*((single, kind) for kind in KINDS), (outside, "float64"), (inside, "lists")]
 )
 def test_odd_envs(make: Any, kind: str) -> None:
     compare(lambda: make(lambda: rl().GymWrapper(Odd(kind))), lowered=None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.float16])
-@pytest.mark.parametrize("make", STACKS)
+@pytest.mark.parametrize("make", [single, outside])
 def test_box_actions_of_another_dtype(make: Any, dtype: torch.dtype) -> None:
     act = policy(lambda action: (action * 3).to(dtype))
     compare(lambda: make(lambda: rl().GymWrapper(Odd("box actions"))), act=act, lowered=None)
@@ -548,7 +559,7 @@ def test_fast_encoding(encode: bool) -> None:
     compare(make, lowered=None)
 
 
-# -- what is not known is not lowered -------------------------------------------------------------------------------------
+# -- what is not known is not lowered ----------------------------------------------------------------------------------
 
 
 def test_subclasses_and_the_like_are_not_lowered() -> None:
@@ -580,7 +591,7 @@ def test_specs_of_the_user() -> None:
     compare(make, lowered=None)
 
 
-# -- in workers -----------------------------------------------------------------------------------------------------------
+# -- in workers --------------------------------------------------------------------------------------------------------
 
 
 def seeded(make: Callable[[], Any], lower: bool, first: int) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -124,6 +124,8 @@ class GuestEnv(EnvBase):
 
     awaiting_reset = ()
     has_fillers = False
+    #: Whether TorchRL's own ``step_and_maybe_reset`` may be gone without (``envs/quick_guest.py``).
+    steps_quickly = True
 
     def __init__(self, guest: Any, lower: bool = True) -> None:
         self.guest = guest
@@ -305,7 +307,10 @@ class LoweredStepper:
 
     def prepare(self) -> None:
         """Before a batch: its user may have changed something."""
-        self._has_changed = self._watch is not None and self._watch.has_changed()
+        if self._watch is not None:
+            self._has_changed = self._watch.has_changed()
+        else:
+            self._stepper.prepare()
 
     def _change(self, row: int) -> None:
         """Lower it as it is now, or step it as it is; from where it stands, which ``row`` says."""
@@ -316,6 +321,7 @@ class LoweredStepper:
         if self._stepper is None:
             self._watch = None
             self._stepper = GuestStepper(env, self._strip)
+            self._stepper.prepare()
         self._stepper.resume(row)
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
@@ -343,13 +349,26 @@ class GuestStepper:
         # All that the policy writes: transforms may read more than the action.
         self._outputs = list(strip.outputs.items())
         self._overridden = [(key, strip.carried[key]) for key in strip.layout.overridden if key in own]
+        self._written = [*self._outputs, *self._overridden]
         self._primed = [(("next", *key), strip.carried[key]) for key in strip.layout.primed if key in own]
         self._root_only = env.keys.root_only
         self._structure = env.keys.structure
         self._is_plain = not (self._structure.stacks or self._structure.classes or self._structure.has_objects)
         self._says_terminated = ("terminated",) in env.keys.ends
+        self._is_flat = self._is_plain and all(len(key) == 1 for key in (*own, *strip.outputs, *strip.outcomes))
+        self._quick_steps: Any = None
+        self._quick: Any = None
         #: Envs that the guest has reset by itself, after its last step.
         self._reset_already: list[int] = []
+
+    def prepare(self) -> None:
+        """Before a batch: its user may have changed something."""
+        if self._is_flat and self._env.steps_quickly:
+            if self._quick_steps is None:
+                from swath.envs.quick_guest import QuickSteps
+
+                self._quick_steps = QuickSteps(self._env.guest, self._strip)
+            self._quick = self._quick_steps.find()
 
     def resume(self, row: int) -> None:
         """Go on from a row that was written without the guest."""
@@ -360,7 +379,8 @@ class GuestStepper:
     def _values(self, data: TensorDictBase) -> Any:
         """Key by key, what a TensorDict of the guest has."""
         if self._is_plain:
-            return data.get
+            plain: Any = data
+            return lambda key: plain.get(key, None)
         leaves = self._structure.flatten(data, self._env.objects, len(self._env.batch_size))
         return leaves.__getitem__
 
@@ -376,7 +396,7 @@ class GuestStepper:
         value_of = self._values(root)
         for key, column in self._carried:
             value = value_of(key)
-            if column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
+            if value is None or column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
                 self._refuse(key, value, column, "a reset")
             if len(env_ids) == self._num_envs:
                 column.rows[row].copy_(value)
@@ -406,22 +426,46 @@ class GuestStepper:
         self._write_outputs(root, t)
         for key, column in self._primed:
             root.set(key, column.rows[t + 1].clone())
+        quick = None if self._quick is None else self._quick(root)
+        if quick is not None:
+            values, env.root = quick
+            return self._take_flat(t, values)
         stepped, env.root = env.guest.step_and_maybe_reset(root)
         after = stepped.get("next")
         value_of = self._values(after)
         following = self._values(env.root) if self._root_only else None
         for key, column in self._carried:
             value = value_of(key) if following is None or key not in self._root_only else following(key)
-            if column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
+            if value is None or column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
                 self._refuse(key, value, column, f"step {t}")
             column.rows[t + 1].copy_(value)
         for key, column in strip.outcomes.items():
             column.rows[t].copy_(value_of(key))
-        return self._ended(after, t)
+        flags = [after.get(key) for key in env.keys.ends]
+        return self._ended(flags, after.get("terminated") if self._says_terminated else None, t)
+
+    def _take_flat(self, t: int, values: dict[str, Any]) -> list[int] | None:
+        """Write what a quick step gave."""
+        for key, column in self._carried:
+            value = values.get(key[0])
+            row = column.rows[t + 1]
+            if value is None or row.shape != value.shape or row.dtype != value.dtype:
+                self._refuse(key, value, column, f"step {t}")
+            row.copy_(value)
+        for key, column in self._strip.outcomes.items():
+            column.rows[t].copy_(values[key[0]])
+        flags = [values[key[0]] for key in self._env.keys.ends]
+        if self._num_envs == 1 and not any(map(bool, flags)):
+            return None
+        return self._ended(flags, values["terminated"] if self._says_terminated else None, t)
 
     def _write_outputs(self, root: TensorDictBase, t: int) -> None:
         # Copies: an env may keep what it is given, or change it.
-        written = [*self._outputs, *self._overridden]
+        written = self._written
+        if self._is_flat:
+            for key, column in written:
+                root._set_str(key[0], column.rows[t].clone(), validated=True, inplace=False, non_blocking=False)
+            return
         if self._is_plain:
             for key, column in written:
                 root.set(key, column.rows[t].clone())
@@ -430,11 +474,11 @@ class GuestStepper:
         leaves = {key: column.rows[t].clone() for key, column in written}
         root.update(self._structure.build(leaves, env.batch_size, device=env.device))
 
-    def _ended(self, after: TensorDictBase, t: int) -> list[int] | None:
+    def _ended(self, flags: Sequence[torch.Tensor], terminated: torch.Tensor | None, t: int) -> list[int] | None:
         """The envs of which any flag is set, which the guest has reset."""
-        env, strip, over = self._env, self._strip, None
-        for key in env.keys.ends:
-            flag = after.get(key).reshape(self._num_envs, -1)
+        over = None
+        for flag in flags:
+            flag = flag.reshape(self._num_envs, -1)
             flag = flag[:, 0] if flag.shape[1] == 1 else flag.any(1)
             over = flag if over is None else over | flag
         assert over is not None
@@ -442,13 +486,17 @@ class GuestStepper:
             return None
         self._reset_already = over.nonzero().reshape(-1).tolist()
         # For those who look there for episodes that are over; not delivered.
-        ended = over.cpu().numpy()
-        terminated = after.get("terminated").cpu().numpy().reshape(-1) if self._says_terminated else ended
-        strip.terminated[t] = terminated
-        strip.truncated[t] = ended & ~terminated
+        strip, ended = self._strip, over.cpu().numpy()
+        strip.terminated[t] = ended if terminated is None else terminated.cpu().numpy().reshape(-1)
+        strip.truncated[t] = ended & ~strip.terminated[t]
         return self._reset_already
 
-    def _refuse(self, key: Key, value: torch.Tensor, column: Column, where: str) -> None:
+    def _refuse(self, key: Key, value: torch.Tensor | None, column: Column, where: str) -> NoReturn:
+        if value is None:
+            raise EnvDataError(
+                f"{type(self._env.guest).__name__}: {where} gives no {show(key)}, which was in its specs when the "
+                "collector was made"
+            )
         raise EnvDataError(
             f"{type(self._env.guest).__name__}: {show(key)} after {where} has shape {tuple(value.shape)} and dtype "
             f"{value.dtype}; its specs say {(*self._env.batch_size, *column.field.shape)} and {column.field.dtype}"

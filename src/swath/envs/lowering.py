@@ -8,6 +8,7 @@ objects stay what they are: their gymnasium envs are stepped, their statistics a
 from __future__ import annotations
 
 import abc
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,14 +39,17 @@ def lowered(guest: Any) -> tuple[TransformedEnv, Watch]:
     """An env of ours that steps the guest's own envs, and what was read of it; ``NotLowered`` has the reason."""
     env = lower(guest)
     env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
-    return env, Watch(guest, env)
+    base: Any = env.base_env
+    while isinstance(base, TransformedEnv):
+        base = base.base_env
+    return env, Watch(guest, base.gym_envs if isinstance(base, GymRowEnv) else ())
 
 
 def lower(guest: Any) -> EnvBase:
-    lowering = _ENVS.get(_name(guest))
+    lowering = _ENVS.get(name_of(guest))
     if lowering is None:
         raise NotLowered(f"{type(guest).__name__} is not known")
-    _require_unchanged(guest)
+    require_unchanged(guest)
     if guest.device is not None and guest.device.type != "cpu":
         raise NotLowered(f"its device is {guest.device}")
     return lowering(guest)
@@ -73,7 +77,7 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
     return env.bind_rows(strip)
 
 
-def _name(thing: Any) -> str | None:
+def name_of(thing: Any) -> str | None:
     """The class by the name that TorchRL gives it; None for classes of others."""
     kind = type(thing)
     if not kind.__module__.startswith("torchrl.envs."):
@@ -81,7 +85,7 @@ def _name(thing: Any) -> str | None:
     return kind.__name__ if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind else None
 
 
-def _require_unchanged(thing: Any) -> None:
+def require_unchanged(thing: Any) -> None:
     """That nothing of this object was replaced: a method, in it or in its class, or a hook added."""
     kind = type(thing)
     own = vars(thing)
@@ -92,14 +96,26 @@ def _require_unchanged(thing: Any) -> None:
         if callable(of_class) and not isinstance(of_class, type) and getattr(own[name], "__self__", None) is not thing:
             raise NotLowered(f"{kind.__name__}.{name} was replaced")
     for owner in kind.__mro__:
-        if not owner.__module__.startswith("torchrl."):
-            continue
-        for name, method in vars(owner).items():
-            if not _is_of_torchrl(method):
-                raise NotLowered(f"{kind.__name__}.{name} was replaced")
+        if owner.__module__.startswith("torchrl."):
+            _require_unchanged_class(owner)
 
 
-def _is_of_torchrl(method: Any) -> bool:
+def _require_unchanged_class(owner: type) -> None:
+    methods = list(vars(owner).values())
+    known = _UNCHANGED.get(owner)
+    if known is not None and len(known) == len(methods) and all(map(operator.is_, known, methods)):
+        return
+    for name, method in vars(owner).items():
+        if not is_written_by_torchrl(method):
+            raise NotLowered(f"{owner.__name__}.{name} was replaced")
+    _UNCHANGED[owner] = methods
+
+
+#: Classes that were looked at, and what was in them.
+_UNCHANGED: dict[type, list[Any]] = {}
+
+
+def is_written_by_torchrl(method: Any) -> bool:
     """Whether a function was written there. Not by its ``__module__``: who replaces one often copies that."""
     for part in (method, getattr(method, "__func__", None), getattr(method, "fget", None)):
         code = getattr(part, "__code__", None)
@@ -125,7 +141,7 @@ class Watch:
     By identity: of the attributes of each object, of what is in their lists and dicts, and of their classes.
     """
 
-    def __init__(self, guest: Any, env: TransformedEnv) -> None:
+    def __init__(self, guest: Any, gym_envs: Sequence[gymnasium.Env]) -> None:
         things = {id(part): part for root in _parts(guest) for part in root.modules()}
         self._things = list(things.values())
         self._classes = list(
@@ -133,10 +149,7 @@ class Watch:
                 kind for thing in self._things for kind in type(thing).__mro__ if kind.__module__.startswith("torchrl.")
             )
         )
-        base = env.base_env
-        while isinstance(base, TransformedEnv):
-            base = base.base_env
-        self._gym_envs = base.gym_envs if isinstance(base, GymRowEnv) else []
+        self._gym_envs = gym_envs
         self._kept: list[Any] = []
         self._seen = self._look(self._kept)
 
@@ -212,7 +225,7 @@ class LoweredGymStepper(GymStepper):
     _env: LoweredGymEnv
 
     def _take(self, t: int, env: int, result: Any, ended: list[int] | None) -> list[int] | None:
-        observation, reward, terminated, truncated, info = result
+        observation, reward, terminated, truncated, _ = result
         try:
             self._rewards[t * self._num_envs + env] = reward
         except (TypeError, ValueError, OverflowError):
@@ -253,14 +266,14 @@ class LoweredGymStepper(GymStepper):
         """From one kind of float to another NumPy casts as torch does, without the detour."""
         value = leaf.pick(observation)
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and leaf.spec.dtype.is_floating_point:
-            self._env.declared_casts[leaf.key] = leaf.space.dtype
+            self._env.declared_casts[leaf.key] = np.dtype(leaf.space.dtype)
             self.__dict__.pop("step", None)  # the generic step knows about casts
 
 
 def _plain_gym_env(guest: Any) -> gymnasium.Env:
-    if _name(guest) not in ("GymEnv", "GymWrapper"):
+    if name_of(guest) not in ("GymEnv", "GymWrapper"):
         raise NotLowered(f"{type(guest).__name__} is not known")
-    _require_unchanged(guest)
+    require_unchanged(guest)
     env = guest._env
     if not isinstance(env, gymnasium.Env):
         raise NotLowered(f"it wraps {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
@@ -296,13 +309,13 @@ def _lower_serial(guest: Any) -> EnvBase:
     if guest.is_closed:
         guest.start()
     children = list(guest._envs)
-    if all(_name(child) in ("GymEnv", "GymWrapper") for child in children):
+    if all(name_of(child) in ("GymEnv", "GymWrapper") for child in children):
         return _rows_of(children, (len(children),))
-    if not all(_name(child) == "TransformedEnv" for child in children):
+    if not all(name_of(child) == "TransformedEnv" for child in children):
         raise NotLowered(f"SerialEnv of {type(children[0]).__name__} is not known")
     # Transforms that treat each env alike do the same to all of them at once.
     for child in children:
-        _require_unchanged(child)
+        require_unchanged(child)
     base = _rows_of([child.base_env for child in children], (len(children),))
     stacks = [_lower_transforms(child.transform) for child in children]
     for stack in stacks:
@@ -324,10 +337,10 @@ def _lower_transformed(guest: Any) -> EnvBase:
 def _lower_transforms(transform: Any) -> Compose:
     if transform is None:
         return Compose()
-    _require_unchanged(transform)
-    if _name(transform) == "Compose":
+    require_unchanged(transform)
+    if name_of(transform) == "Compose":
         return Compose(*[_lower_transforms(each) for each in transform.transforms])
-    known = _TRANSFORMS.get(_name(transform) or "")
+    known = _TRANSFORMS.get(name_of(transform) or "")
     if known is None:
         raise NotLowered(f"{type(transform).__name__} is not known")
     if getattr(transform, "missing_tolerance", False):

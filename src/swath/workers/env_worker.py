@@ -106,6 +106,7 @@ class EnvHost:
             for i, rows in enumerate(plan.groups)
         ]
         self._keeps_one_step = plan.num_steps == 1
+        self._notice_changes()
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
