@@ -1,7 +1,7 @@
 """What a user does to TorchRL's envs and transforms has its effect, also where they were lowered.
 
-Each attack is made on three collectors of the same envs: one that may lower them, one that steps them with TorchRL's own
-``step_and_maybe_reset``, and one that does without it. All must deliver the same, before and after it.
+Each attack is made on three collectors of the same envs: one that may lower them, one that steps them with TorchRL's
+own ``step_and_maybe_reset``, and one that does without it. All must deliver the same, before and after it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ def rl() -> Any:
     import torchrl.envs
 
     return torchrl.envs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_serial_env() -> None:
+    """Memory of the first one in a process stays: that is no leak of a test."""
+    env = rl().SerialEnv(2, lambda: rl().GymWrapper(CountingEnv(9)))
+    env.rollout(2)
+    env.close()
 
 
 def counting() -> Any:
@@ -222,7 +230,7 @@ def on_the_instance(env: Any, _: Any) -> None:
 
 def wrapped_gym_env(env: Any, _: Any) -> None:
     for wrapper in wrappers(env):
-        wrapper._env = gymnasium.wrappers.TransformReward(wrapper._env, lambda reward: reward * 10)
+        wrapper._env = gymnasium.wrappers.TransformReward(wrapper._env, lambda reward: float(reward) * 10)
 
 
 def patched_gym_env(env: Any, _: Any) -> None:
@@ -281,9 +289,7 @@ def test_changed_between_batches(make: Any, attack: Any, after: bool | None) -> 
 @pytest.mark.parametrize("make", STACKS)
 @pytest.mark.parametrize("owner", ["RewardSum", "TransformedEnv", "GymWrapper"])
 @pytest.mark.parametrize("disguised", [False, True])
-def test_a_method_of_a_class_replaced(
-    make: Any, owner: str, disguised: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_of_a_class_replaced(make: Any, owner: str, disguised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(rl(), owner)
     name = {"RewardSum": "_step", "TransformedEnv": "_step", "GymWrapper": "read_reward"}[owner]
     own = getattr(kind, name)
@@ -424,7 +430,7 @@ def test_two_collectors_on_one_env(make: Any) -> None:
         assert_equal(mine, other)
 
 
-# -- what envs and policies give -----------------------------------------------------------------------------------------
+# -- what envs and policies give ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [single, outside])
@@ -529,7 +535,9 @@ class Odd(CountingEnv):
         return observation
 
 
-@pytest.mark.parametrize(("make", "kind"), [*((single, kind) for kind in KINDS), (outside, "float64"), (inside, "lists")])
+@pytest.mark.parametrize(
+    ("make", "kind"), [*((single, kind) for kind in KINDS), (outside, "float64"), (inside, "lists")]
+)
 def test_odd_envs(make: Any, kind: str) -> None:
     compare(lambda: make(lambda: rl().GymWrapper(Odd(kind))), lowered=None)
 
@@ -551,7 +559,7 @@ def test_fast_encoding(encode: bool) -> None:
     compare(make, lowered=None)
 
 
-# -- what is not known is not lowered -------------------------------------------------------------------------------------
+# -- what is not known is not lowered ----------------------------------------------------------------------------------
 
 
 def test_subclasses_and_the_like_are_not_lowered() -> None:
@@ -583,7 +591,7 @@ def test_specs_of_the_user() -> None:
     compare(make, lowered=None)
 
 
-# -- in workers -----------------------------------------------------------------------------------------------------------
+# -- in workers --------------------------------------------------------------------------------------------------------
 
 
 def seeded(make: Callable[[], Any], lower: bool, first: int) -> Any:

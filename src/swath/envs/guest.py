@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -379,7 +379,8 @@ class GuestStepper:
     def _values(self, data: TensorDictBase) -> Any:
         """Key by key, what a TensorDict of the guest has."""
         if self._is_plain:
-            return data.get
+            plain: Any = data
+            return lambda key: plain.get(key, None)
         leaves = self._structure.flatten(data, self._env.objects, len(self._env.batch_size))
         return leaves.__getitem__
 
@@ -395,7 +396,7 @@ class GuestStepper:
         value_of = self._values(root)
         for key, column in self._carried:
             value = value_of(key)
-            if column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
+            if value is None or column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
                 self._refuse(key, value, column, "a reset")
             if len(env_ids) == self._num_envs:
                 column.rows[row].copy_(value)
@@ -435,7 +436,7 @@ class GuestStepper:
         following = self._values(env.root) if self._root_only else None
         for key, column in self._carried:
             value = value_of(key) if following is None or key not in self._root_only else following(key)
-            if column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
+            if value is None or column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
                 self._refuse(key, value, column, f"step {t}")
             column.rows[t + 1].copy_(value)
         for key, column in strip.outcomes.items():
@@ -446,9 +447,9 @@ class GuestStepper:
     def _take_flat(self, t: int, values: dict[str, Any]) -> list[int] | None:
         """Write what a quick step gave."""
         for key, column in self._carried:
-            value = values[key[0]]
+            value = values.get(key[0])
             row = column.rows[t + 1]
-            if row.shape != value.shape or row.dtype != value.dtype:
+            if value is None or row.shape != value.shape or row.dtype != value.dtype:
                 self._refuse(key, value, column, f"step {t}")
             row.copy_(value)
         for key, column in self._strip.outcomes.items():
@@ -490,7 +491,12 @@ class GuestStepper:
         strip.truncated[t] = ended & ~strip.terminated[t]
         return self._reset_already
 
-    def _refuse(self, key: Key, value: torch.Tensor, column: Column, where: str) -> None:
+    def _refuse(self, key: Key, value: torch.Tensor | None, column: Column, where: str) -> NoReturn:
+        if value is None:
+            raise EnvDataError(
+                f"{type(self._env.guest).__name__}: {where} gives no {show(key)}, which was in its specs when the "
+                "collector was made"
+            )
         raise EnvDataError(
             f"{type(self._env.guest).__name__}: {show(key)} after {where} has shape {tuple(value.shape)} and dtype "
             f"{value.dtype}; its specs say {(*self._env.batch_size, *column.field.shape)} and {column.field.dtype}"

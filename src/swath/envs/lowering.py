@@ -291,7 +291,7 @@ class LoweredGymStepper(GymStepper):
     _env: LoweredGymEnv
 
     def _take(self, t: int, env: int, result: Any, ended: list[int] | None) -> list[int] | None:
-        observation, reward, terminated, truncated, info = result
+        observation, reward, terminated, truncated, _ = result
         try:
             self._rewards[t * self._num_envs + env] = reward
         except (TypeError, ValueError, OverflowError):
@@ -332,7 +332,7 @@ class LoweredGymStepper(GymStepper):
         """From one kind of float to another NumPy casts as torch does, without the detour."""
         value = leaf.pick(observation)
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and leaf.spec.dtype.is_floating_point:
-            self._env.declared_casts[leaf.key] = leaf.space.dtype
+            self._env.declared_casts[leaf.key] = np.dtype(leaf.space.dtype)
             self.__dict__.pop("step", None)  # the generic step knows about casts
 
 

@@ -1,7 +1,7 @@
-"""A guest's step, with only what it does itself: TorchRL's way around it is gone without, where it would change nothing.
+"""A guest's step, with only what it does itself, without what TorchRL does around it.
 
-``EnvBase.step_and_maybe_reset`` checks shapes, looks up specs and copies TensorDicts around ``_step``. Where an env and its
-transforms leave those methods as TorchRL wrote them, this does the same to the same TensorDicts. Their own methods
+``EnvBase.step_and_maybe_reset`` checks shapes, looks up specs and copies TensorDicts around ``_step``. Where an env and
+its transforms leave those methods as TorchRL wrote them, this does the same to the same TensorDicts. Their own methods
 (``_step``, ``_reset``, those of transforms that nobody knows) are called as before.
 """
 
