@@ -143,6 +143,7 @@ class GuestEnv(EnvBase):
         #: The env on rows, and what tells whether it still is what the guest says.
         self._lowered: Any = None
         self._watch: Any = None
+        self._was_reset = False
         action_spec = self.guest.full_action_spec
 
         def composite(leaves: Iterable[tuple[Any, Spec]]) -> Composite:
@@ -187,9 +188,12 @@ class GuestEnv(EnvBase):
         try:
             if not self._may_lower:
                 raise NotLowered("lower=False")
-            if self._lowered is None or self._watch.has_changed():
+            is_new = self._lowered is None or self._watch.has_changed()
+            if is_new:
                 self._lowered, self._watch = lowered(self.guest)
             stepper = bind_lowered(self._lowered, strip)
+            if is_new:
+                self._watch, self._was_reset = self._watch.again(), False
         except NotLowered as reason:
             self._plan = f"stepped as it is: {reason}"
             return None
@@ -333,6 +337,9 @@ class LoweredStepper:
         if self._has_changed:
             self._change(row)
         self._stepper.reset(row, env_ids, **kwargs)
+        if self._watch is not None and not self._env._was_reset:
+            self._env._was_reset = True
+            self._watch = self._env._watch = self._watch.again()
 
 
 class GuestStepper:

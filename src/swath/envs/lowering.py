@@ -215,9 +215,14 @@ class Watch:
                 kind for thing in self._things for kind in type(thing).__mro__ if kind.__module__.startswith("torchrl.")
             )
         )
+        self._guest = guest
         self._gym_envs = gym_envs
         self._kept: list[Any] = []
         self._seen = self._look(self._kept)
+
+    def again(self) -> Watch:
+        """As it is now: what was lowered changes some of it itself, when it is bound and reset for the first time."""
+        return Watch(self._guest, self._gym_envs)
 
     def has_changed(self) -> bool:
         return self._look([]) != self._seen
@@ -226,8 +231,9 @@ class Watch:
         # What is compared by its id must be kept, or another object may get the same one.
         seen: list[Any] = [env.step for env in self._gym_envs]
         for thing in self._things:
+            memory = _MEMORY.get(name_of(thing))
             for name, value in vars(thing).items():
-                if name in _CACHES:
+                if name in _CACHES or name == memory:
                     continue
                 kept.append(value)
                 kind = type(value)
@@ -240,6 +246,9 @@ class Watch:
         seen += map(id, kept)
         return seen
 
+
+#: What transforms keep of an episode, which is shared with what was lowered.
+_MEMORY: dict[str | None, str] = {"CatFrames": "_buffers", "TimeMaxPool": "_buffers"}
 
 #: Attributes that TorchRL writes by itself when it is asked for specs or is given to a collector.
 _CACHES = frozenset(
