@@ -166,13 +166,12 @@ def noisy(env: Any) -> Any:
 
     width, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
     network = MLP(in_features=width, out_features=actions, num_cells=[256, 256], activation_class=nn.ReLU)
-    actor = TensorDictSequential(
+    modules: list[Any] = [
         TensorDictModule(network, in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=env.action_spec),
-    )
-    return TensorDictSequential(
-        actor, AdditiveGaussianModule(env.action_spec, sigma_init=1.0, sigma_end=1.0, annealing_num_steps=1)
-    )
+        AdditiveGaussianModule(env.action_spec, sigma_init=1.0, sigma_end=1.0, annealing_num_steps=1),
+    ]
+    return TensorDictSequential(*modules)
 
 
 def wandering(env: Any) -> Any:
@@ -181,11 +180,12 @@ def wandering(env: Any) -> Any:
 
     width, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
     network = MLP(in_features=width, out_features=actions, num_cells=[256, 256], activation_class=nn.ReLU)
-    return TensorDictSequential(
+    modules: list[Any] = [
         TensorDictModule(network, in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=env.action_spec),
         OrnsteinUhlenbeckProcessModule(eps_init=1.0, eps_end=1.0, annealing_num_steps=1, spec=env.action_spec),
-    )
+    ]
+    return TensorDictSequential(*modules)
 
 
 # -- envs --------------------------------------------------------------------------------------------------------------

@@ -191,13 +191,14 @@ class GuestEnv(EnvBase):
             is_new = self._lowered is None or self._watch.has_changed()
             if is_new:
                 self._lowered, self._watch = lowered(self.guest)
-            stepper = bind_lowered(self._lowered, strip)
+            own: Any = self._lowered
+            stepper = bind_lowered(own, strip)
             if is_new:
                 self._watch, self._was_reset = self._watch.again(), False
         except NotLowered as reason:
             self._plan = f"stepped as it is: {reason}"
             return None
-        self._plan = f"lowered: {self._lowered.plan()}"
+        self._plan = f"lowered: {own.plan()}"
         return stepper
 
     def plan(self) -> str:
