@@ -273,7 +273,7 @@ def frame_skip(env: Any, _: Any) -> None:
         (patched_gym_env, True),
         (modes, True),
         (info, None),
-        (frame_skip, False),
+        (frame_skip, True),
     ],
 )
 def test_changed_between_batches(make: Any, attack: Any, after: bool | None) -> None:
