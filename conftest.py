@@ -54,6 +54,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _clocks_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether looking at a policy takes too long depends on what else this machine does."""
+    monkeypatch.setattr("swath.rollout.capture.captured.LOOKING", float("inf"))
+
+
+@pytest.fixture(autouse=True)
 def _same_randomness_in_every_run() -> None:
     torch.manual_seed(0)
     CountingEnv.made = 0

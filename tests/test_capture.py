@@ -375,6 +375,14 @@ def test_another_number_of_rows() -> None:
     assert [policy.describe() for _, policy in bound.values()] == ["captured, 3 operations"] * 3
 
 
+def test_looks_that_take_longer_than_they_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is called as it is, with the same data."""
+    monkeypatch.setattr(captured, "LOOKING", 0.0)
+    monkeypatch.setattr(captured, "MIN_LOOKS", 1)
+    plans = both_ways(policies.WritesToViews, None, None, None, num_envs=1)
+    assert "to look before each batch" in plans[-1], plans
+
+
 def test_ways_on_probation_stand_for_themselves() -> None:
     """A way that is left while it is compared has not agreed, and the next one has changed nothing."""
     long = functools.partial(make_counting, 1000)
