@@ -28,13 +28,16 @@ CHEETAH = "HalfCheetah-v5"
 
 
 class Pixels(gymnasium.Env):
-    """Two images in turn, which cost nothing to make; episodes of 100 steps."""
+    """Two images in turn, which cost nothing to make; episodes of 100 steps.
 
-    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    Of the size that they are used in: TorchRL's Resize needs torchvision, which is not installed here.
+    """
+
+    observation_space = spaces.Box(0, 255, (84, 84, 3), np.uint8)
     action_space = spaces.Discrete(4)
 
     def __init__(self) -> None:
-        drawn = np.random.default_rng(0).integers(0, 256, (2, 210, 160, 3), dtype=np.uint8)
+        drawn = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8)
         self._images = list(drawn)
         self._step = 0
 
@@ -266,12 +269,11 @@ CASES = {
         tanh_actions,
     ),
     "pixels": Case(
-        "ToTensorImage, GrayScale, Resize, CatFrames (210 × 160 bytes)",
+        "ToTensorImage, GrayScale, CatFrames (84 × 84 pixels)",
         transformed(
             pixels,
             lambda envs: envs.ToTensorImage(in_keys=["pixels"]),
             lambda envs: envs.GrayScale(in_keys=["pixels"]),
-            lambda envs: envs.Resize(84, 84, in_keys=["pixels"]),
             lambda envs: envs.CatFrames(N=4, dim=-3, in_keys=["pixels"]),
         ),
         on_pixels,
