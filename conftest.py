@@ -53,10 +53,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _clocks_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether looking at a policy takes too long depends on what else this machine does."""
-    monkeypatch.setattr("swath.rollout.capture.captured.LOOKING", float("inf"))
+@pytest.fixture(autouse=True, scope="session")
+def _clocks_decide_nothing() -> Iterator[None]:
+    """Whether looking at a policy takes too long depends on what else this machine does.
+
+    With a patch of its own: the test's must be undone before anybody looks what the test leaves behind.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swath.rollout.capture.captured.LOOKING", float("inf"))
+        yield
 
 
 @pytest.fixture(autouse=True)
