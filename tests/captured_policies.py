@@ -472,6 +472,20 @@ class LooksAtRandomNumbers(Net):
         return self.net(observation)
 
 
+class Convolves(Net):
+    """Results of operations that make new memory each time: passed on, in a list, looked at in a view."""
+
+    def __init__(self) -> None:
+        super().__init__(config=nn.Conv1d(1, 3, 2), rest=nn.Conv1d(1, 3, 2))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        x = observation.unsqueeze(1)
+        passed_on, twice = torch.relu(self.config(x)), self.rest(x)
+        in_a_list = torch.cat([passed_on, self.rest(-x)], -1).amax((1, 2))
+        viewed = self.config(x + 1).flatten(1).sum(-1) + (twice * torch.sigmoid(twice)).sum((1, 2))
+        return self.net(observation) + (in_a_list + viewed).unsqueeze(-1)
+
+
 class BranchesOnValues(Net):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         if observation[..., 1].max() > 10:

@@ -327,6 +327,7 @@ CAPTURED: dict[str, tuple[Callable[[], Any], int]] = {
     "a branch on what looks like a search for NaN": (policies.LooksAtANumberThatWasWrittenTo, 2),
     "a branch on drawn indices": (policies.AllAgree, 2),
     "the sign of zero": (policies.SignOfZero, 2),
+    "convolutions": (policies.Convolves, 1),
     "several heads": (policies.Heads, 1),
     "recurrent": (recurrent, 1),
     "probabilistic": (policies.probabilistic, 1),
@@ -381,6 +382,13 @@ def test_looks_that_take_longer_than_they_save(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(captured, "MIN_LOOKS", 1)
     plans = both_ways(policies.WritesToViews, None, None, None, num_envs=1)
     assert "to look before each batch" in plans[-1], plans
+
+
+def test_calls_that_take_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is another one at every step: what was captured is dropped, and the reason given."""
+    monkeypatch.setattr(captured, "MOST", 0.0)
+    plans = both_ways(policies.BranchesOnValues, None, None, None, num_envs=1, steps=60)
+    assert any("it branches on a tensor's value (captured_policies.py:" in plan for plan in plans), plans
 
 
 def test_ways_on_probation_stand_for_themselves() -> None:

@@ -411,7 +411,7 @@ class CentralRollout:
         piece: dict[Key, torch.Tensor] = {}
         for field in self._fields:
             if field.key in parts:
-                values = parts[field.key].values
+                values = parts[field.key].corrected()
                 size = (num_envs, taken, *field.shape)
                 piece[field.key] = (values.expand(size) if values.dim() == 0 else values).flatten(0, 1)
         versions = torch.from_numpy(lane.versions[:taken]).T.reshape(-1)

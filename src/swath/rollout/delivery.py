@@ -1,13 +1,14 @@
 """Delivery: a time-major strip turned into the env-major batch ``[*batch_size, T]`` that consumers own.
 
-The copy that turns it is the only one a frame makes. It goes into new memory, so what is delivered never changes
-later.
+The copy that turns it is the only one a frame makes. It goes into memory that nobody else has, so what is delivered
+never changes later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from tensordict import TensorDict
 
 from swath.rollout.boundaries import Boundaries
 from swath.rollout.layout import CPU, Field, Key, Layout, nested
+from swath.rollout.recycling import MIN_BYTES, RecycledMemory
 from swath.rollout.strip import Column, Strip
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
@@ -66,12 +68,13 @@ class Batch:
         self.leaves: Mapping[Key, torch.Tensor] = {}
         self.num_steps = -1
         self.filled = 0
+        self._memory = RecycledMemory()
         self._reuses_memory = False
         #: With reused memory: the TensorDict that is delivered again and again.
         self._delivered: TensorDict | None = None
 
     def open(self, num_steps: int, reuse_memory: bool = False, into: Mapping[Key, torch.Tensor] | None = None) -> None:
-        """Begin a batch, in new memory: what was delivered before belongs to its consumer. Or in given memory."""
+        """Begin a batch, in memory that no consumer of an earlier one has. Or in given memory."""
         self.filled = 0
         if into is not None:
             self.leaves = into
@@ -83,7 +86,7 @@ class Batch:
 
     def allocate(self) -> None:
         size = (self.layout.num_envs, self.num_steps)
-        self.leaves = {f.key: torch.empty((*size, *f.shape), dtype=f.dtype, device=f.device) for f in self.fields}
+        self.leaves = {f.key: self._memory.empty(size, f) for f in self.fields}
 
     def steps_missing(self) -> int:
         return self.num_steps - self.filled
@@ -110,15 +113,16 @@ class Batch:
         """Add the first ``num_steps`` steps of a strip."""
         parts = strip_parts(strip, boundaries, self.layout, self.stamps, num_steps, version)
         if num_steps == self.num_steps and not self._reuses_memory:
-            # The whole batch is one strip: copying and allocating in one call is what small batches live from.
-            self.leaves = {f.key: own_copy(parts[f.key], num_steps, self.layout.num_envs, f) for f in self.fields}
+            # The whole batch is one strip.
+            size = (self.layout.num_envs, num_steps)
+            self.leaves = {f.key: parts[f.key].own(size, f, self._memory) for f in self.fields}
             self.filled = num_steps
             return
         if not self.leaves:
             self.allocate()
         at, self.filled = self.filled, self.filled + num_steps
         for key, part in parts.items():
-            self.leaves[key][:, at : self.filled].copy_(part.values)
+            part.copy_into(self.leaves[key][:, at : self.filled])
 
     def close(self, num_envs: int | None = None) -> TensorDict:
         """What was written, as a TensorDict ``[*batch_size, steps]``; of the first ``num_envs`` only, where asked."""
@@ -145,18 +149,36 @@ class Part(NamedTuple):
     values: torch.Tensor
     #: Whether the values lie in memory of their own already.
     is_new: bool = False
+    #: Writes what belongs elsewhere than in the strip over a copy of the values.
+    correct: Callable[[torch.Tensor], None] | None = None
 
+    def copy_into(self, target: torch.Tensor) -> None:
+        target.copy_(self.values)
+        if self.correct is not None:
+            self.correct(target)
 
-def own_copy(part: Part, num_steps: int, num_envs: int, field: Field) -> torch.Tensor:
-    """A part as contiguous memory that nothing else uses."""
-    values = part.values
-    if values.dim() == 0:
-        return torch.full((num_envs, num_steps, *field.shape), values.item(), dtype=field.dtype, device=field.device)
-    if values.device != field.device:
-        return values.to(field.device).contiguous()
-    if part.is_new and values.is_contiguous():
+    def own(self, size: tuple[int, int], field: Field, memory: RecycledMemory) -> torch.Tensor:
+        """As contiguous memory ``[*size, *shape]`` that nothing else uses."""
+        values = self.values
+        if values.dim() == 0:
+            return torch.full((*size, *field.shape), values.item(), dtype=field.dtype, device=field.device)
+        if self.is_new and values.is_contiguous() and values.device == field.device:
+            return values
+        if values.nbytes < MIN_BYTES and values.device == field.device:
+            return self._copy()  # in one call: what small batches live from
+        target = memory.empty(size, field)
+        self.copy_into(target)
+        return target
+
+    def _copy(self) -> torch.Tensor:
+        values = self.values.clone(memory_format=torch.contiguous_format)
+        if self.correct is not None:
+            self.correct(values)
         return values
-    return values.clone(memory_format=torch.contiguous_format)
+
+    def corrected(self) -> torch.Tensor:
+        """The values, where they can be read as they are."""
+        return self.values if self.correct is None else self._copy()
 
 
 NO_FLAG = torch.zeros((), dtype=torch.bool)
@@ -205,12 +227,14 @@ class _Crossings:
 
     def next_of(self, column: Column, index: int, num_steps: int) -> Part:
         shifted = column.tensor[1 : num_steps + 1].transpose(0, 1)
-        if not self._steps:
-            return Part(shifted)
-        after = shifted.clone(memory_format=torch.contiguous_format)
-        last = [entry[index] for entry in self._entries]
+        return Part(shifted, correct=partial(self._write_last, column, index) if self._steps else None)
+
+    def _write_last(self, column: Column, index: int, after: torch.Tensor) -> None:
+        """Where an episode ended, the last observation is next; in the strip stands the first of another one."""
+        last: Any = [entry[index] for entry in self._entries]
         if column.array is None:
-            after[self._envs, self._steps] = torch.cat(last)  # type: ignore[arg-type]
+            after[self._envs, self._steps] = torch.cat(last).to(after.device)
+        elif after.device.type == "cpu":
+            after.numpy()[self._envs, self._steps] = np.concatenate(last)
         else:
-            after.numpy()[self._envs, self._steps] = np.concatenate(last)  # type: ignore[arg-type]
-        return Part(after, is_new=True)
+            after[self._envs, self._steps] = torch.from_numpy(np.concatenate(last)).to(after.device)

@@ -87,7 +87,8 @@ class RaggedBatch:
         columns = target[envs, steps]
         layout, stamps = self._memory.layout, self._memory.stamps
         for key, part in strip_parts(strip, boundaries, layout, stamps, num_steps, version).items():
-            values = part.values[envs, steps] if part.values.dim() else part.values
+            values = part.corrected()
+            values = values[envs, steps] if values.dim() else values
             self._memory.leaves[key][envs, columns] = values.to(self._memory.leaves[key].device)
         self._counts += valid.sum(axis=1)
         self.cuts = [(env, self._cut(env)) for env in overflowing.tolist()]

@@ -14,12 +14,16 @@ from swath.rollout.capture.rewrites import LOOKS, Makers, gives_probabilities, n
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """``function(*args, **kwargs)``, and which parts of what it returns are copied where (None: all of it)."""
+    """``function(*args, **kwargs)``, and which parts of what it returns are copied where (None: all of it).
+
+    Or what it returns stands for a recorded tensor in the statements that follow.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     copied: tuple[tuple[int | None, torch.Tensor], ...] = ()
+    stands_for: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,7 @@ def lowered(order: Sequence[Node], nodes: list[Node], outputs: Sequence[torch.Te
     read = {storage_of(tensor) for node in order for tensor in node.inputs} | {storage_of(t) for t in outputs}
     numbers = {id(node.args[0]) for node in order if node.op is no_nan}
     makers = Makers(nodes)
+    passed_on = _passed_on(order, outputs)
     with torch.random.fork_rng(devices=[]):  # calls are tried out
         for node in order:
             if node.name == "logsumexp" and _is_subtracted_and_checked(node, order, numbers):
@@ -52,10 +57,31 @@ def lowered(order: Sequence[Node], nodes: list[Node], outputs: Sequence[torch.Te
             elif node.name == "multinomial" and _is_softmax_of_numbers(node, makers, numbers):
                 yield from _multinomial(node)
             else:
-                yield from _lower(node, changed, read)
+                yield from _lower(node, changed, read, passed_on)
 
 
-def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement | Check]:
+def _passed_on(order: Sequence[Node], outputs: Sequence[torch.Tensor]) -> set[int]:
+    """Results (by identity) that need no memory of their own: nobody looks at them but the operations they go to."""
+    tensors: dict[int, set[int]] = {}
+    needed = {storage_of(tensor) for tensor in outputs}
+    for node in order:
+        for tensor in (*node.inputs, *node.outputs):
+            tensors.setdefault(storage_of(tensor), set()).add(id(tensor))
+        if not _is_plain(node):
+            needed |= {storage_of(tensor) for tensor in (*node.inputs, *node.outputs)}
+    made = (tensor for node in order for tensor in node.made)
+    return {id(t) for t in made if storage_of(t) not in needed and len(tensors[storage_of(t)]) == 1}
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether it is run on what it is given as it is, not on a view of it, a look into its memory, or a list."""
+    special = node.is_check or node.is_there_to_raise or node.op in (no_nan, LINEAR, torch.matmul, ONE_HOT)
+    given = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, torch.Tensor)]
+    in_order = not special and not node.written and node.name not in ("logsumexp", "multinomial")
+    return in_order and len(given) == len(node.inputs)
+
+
+def _lower(node: Node, changed: set[int], read: set[int], passed_on: set[int]) -> Iterator[Statement | Check]:
     if node.op is no_nan:
         yield from _no_nan(node)
     elif node.is_check:
@@ -79,7 +105,7 @@ def _lower(node: Node, changed: set[int], read: set[int]) -> Iterator[Statement 
         yield Statement(torch.Tensor.zero_, (node.result,))
         yield Statement(torch.Tensor.scatter_, (node.result, -1, node.args[0].unsqueeze(-1), 1))
     else:
-        yield _out_of_place(node, read)
+        yield _out_of_place(node, read, passed_on)
 
 
 def _is_view(node: Node) -> bool:
@@ -197,22 +223,43 @@ def _product(node: Node) -> Statement:
     return Statement(torch.matmul, (a, b), {}, ((None, out),))
 
 
-def _out_of_place(node: Node, read: set[int]) -> Statement:
+def _out_of_place(node: Node, read: set[int], passed_on: set[int]) -> Statement:
     function = _binding(node.name)
+    if node.name == "relu":  # which is this, and has no ``out=``
+        return Statement(torch.clamp_min, (*node.inputs, 0), {"out": node.result})
     results: Any = node.result if isinstance(node.result, torch.Tensor) else tuple(node.outputs)
-    for candidate in (function, _out_overload(node)):
-        if candidate is None:
-            continue
-        kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
-        try:
-            candidate(*node.args, **kwargs, out=results)
-        except (TypeError, RuntimeError, NotImplementedError):
-            continue
-        return Statement(candidate, node.args, {**kwargs, "out": results})
+    kwargs = {key: value for key, value in node.kwargs.items() if value is not None}
+    if function is not None and _takes_out(function, node.args, kwargs, results):
+        return Statement(function, node.args, {**kwargs, "out": results})
+    if id(node.result) in passed_on:
+        if function is None or not _gives_the_same(function, node):
+            function = node.op
+        return Statement(function, node.args, node.kwargs, stands_for=node.result)
+    overload = _out_overload(node)
+    if overload is not None and _takes_out(overload, node.args, kwargs, results):
+        return Statement(overload, node.args, {**kwargs, "out": results})
     if isinstance(node.result, torch.Tensor):
         return Statement(node.op, node.args, node.kwargs, ((None, node.result),))
     copied = tuple((i, part) for i, part in enumerate(node.result) if _is_read(part, read))
     return Statement(node.op, node.args, node.kwargs, copied)
+
+
+def _takes_out(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> bool:
+    try:
+        function(*args, **kwargs, out=results)
+    except (TypeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _gives_the_same(function: Callable[..., Any], node: Node) -> bool:
+    """By its looks. What is in it is compared when the program is on trial."""
+    try:
+        made = function(*node.args, **node.kwargs)
+    except (TypeError, RuntimeError, NotImplementedError):
+        return False
+    found = node.result
+    return (made.shape, made.dtype, made.stride()) == (found.shape, found.dtype, found.stride())
 
 
 def _is_read(part: Any, read: set[int]) -> bool:

@@ -305,7 +305,9 @@ class _Source:
         given = [self._name(value, "c") for value in statement.args]
         given += [f"{key}={self._name(value, 'c')}" for key, value in statement.kwargs.items()]
         call = f"{self._name(statement.function, 'f')}({', '.join(given)})"
-        if not statement.copied:
+        if statement.stands_for is not None:
+            self._line(f"{self._name(statement.stands_for, 'v')} = {call}")
+        elif not statement.copied:
             self._line(call)
         elif len(statement.copied) == 1 and statement.copied[0][0] is None:
             self._line(f"{self._name(statement.copied[0][1], 'v')}.copy_({call})")
