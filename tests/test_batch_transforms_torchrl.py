@@ -133,12 +133,30 @@ def test_guests() -> None:
         ours.extend(part)
         theirs.extend(part)
     assert_same(ours[:], theirs[:])
-    rb = ReplayBuffer(storage=LazyTensorStorage(1000), transform=transforms.MultiStepTransform(3, 0.9))
-    with pytest.raises(TypeError, match=r"give the buffer swath.envs.MultiStepTransform\(n_steps=3, gamma=0.9\)"):
-        list(Collector(SerialEnv(3, numbered_envs(3)), **kwargs, replay_buffer=rb))
+    alone, among = transforms.MultiStepTransform(3, 0.9), transforms.MultiStepTransform(3, 0.9)
+    for transform in (alone, transforms.Compose(transforms.DoubleToFloat(), among)):
+        rb = ReplayBuffer(storage=LazyTensorStorage(1000), transform=transform)
+        with pytest.raises(TypeError, match=r"give the buffer swath.envs.MultiStepTransform\(n_steps=3, gamma=0.9\)"):
+            list(Collector(SerialEnv(3, numbered_envs(3)), **kwargs, replay_buffer=rb))
     rb = ReplayBuffer(storage=LazyTensorStorage(1000), transform=transforms.Reward2GoTransform(out_keys=["to_go"]))
     list(Collector(SerialEnv(3, numbered_envs(3, longest=9)), **kwargs, replay_buffer=rb))
     assert "to_go" in rb[:].keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (lambda: transforms.ToTensorImage(), False),
+        (lambda: transforms.Compose(transforms.ToTensorImage(), transforms.RewardScaling(0, 1)), False),
+        (lambda: transforms.DoubleToFloat(in_keys_inv=["action"]), True),
+        (lambda: transforms.Compose(transforms.DoubleToFloat(in_keys_inv=["action"])), True),
+        (lambda: transforms.MultiStepTransform(3, 0.9), True),
+        (lambda: transforms.Reward2GoTransform(), True),
+    ],
+)
+def test_inverses_that_do_nothing_keep_nobody_from_writing(make: Any, changes: bool) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), transform=make())
+    assert rb.changes_what_is_written is changes
 
 
 def test_ours_in_theirs_is_no_silence() -> None:

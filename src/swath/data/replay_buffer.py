@@ -12,6 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from swath.copying import NotCopied
+from swath.data.inverses import checked_transform, inverts, require_by_env
 from swath.data.multi_step import MultiStepTransform
 from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
@@ -111,7 +112,7 @@ class ReplayBuffer(NotCopied):
         self._pin_memory = pin_memory
         self._transforms: list[Any] = []
         if transform is not None or transform_factory is not None:
-            self._transforms.append(_checked_transform(transform if transform_factory is None else transform_factory()))
+            self._transforms.append(checked_transform(transform if transform_factory is None else transform_factory()))
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(int(prefetch)) if prefetch else None
         self.dim_extend = dim_extend
@@ -176,8 +177,8 @@ class ReplayBuffer(NotCopied):
         """Also call this with every sample, and its ``inv``, if it has one, with what is written."""
         if invert:
             raise ValueError("invert=True is not supported; give a function that does the opposite")
-        _checked_transform(transform)
-        if _inverts(transform) and any(each.writes_elsewhere and each.is_running() for each in self._sources):
+        checked_transform(transform)
+        if inverts(transform) and any(each.writes_elsewhere and each.is_running() for each in self._sources):
             raise RuntimeError(
                 f"workers are writing to this buffer, and would not call the inv of {type(transform).__name__}: append "
                 "it before collector.start()"
@@ -189,7 +190,7 @@ class ReplayBuffer(NotCopied):
     @property
     def changes_what_is_written(self) -> bool:
         """Whether a transform does something to frames before they are stored."""
-        return any(map(_inverts, self._transforms))
+        return any(map(inverts, self._transforms))
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -238,7 +239,7 @@ class ReplayBuffer(NotCopied):
     def _inverted(self, data: Any) -> Any:
         """What is to be stored of data; None if that is nothing."""
         with self._writing:
-            for transform in filter(_inverts, reversed(self._transforms)):
+            for transform in filter(inverts, reversed(self._transforms)):
                 if data is None:
                     break
                 is_in_time = isinstance(transform, BatchTransform)
@@ -287,15 +288,11 @@ class ReplayBuffer(NotCopied):
     def _inverted_rows(self, rows: Any, first_track: int | None) -> list[tuple[int | None, Any]]:
         """What is to be stored of a collector's frames: rows, and the track of the first."""
         parts: list[tuple[int | None, Any]] = [(first_track, rows)]
-        for transform in filter(_inverts, reversed(self._transforms)):
+        for transform in filter(inverts, reversed(self._transforms)):
             if isinstance(transform, BatchTransform):
                 parts = [made for first, part in parts for made in transform.inv_rows(part, first)]
                 continue
-            if type(transform).__name__ == "MultiStepTransform":
-                raise TypeError(
-                    "torchrl's MultiStepTransform does not tell the envs of a collector apart: give the buffer "
-                    f"swath.envs.MultiStepTransform(n_steps={transform.n_steps}, gamma={transform.gamma})"
-                )
+            require_by_env(transform)
             made = [(first, transform.inv(part.copy())) for first, part in parts]  # a hook may have what was collected
             parts = [(first, part) for first, part in made if part is not None]
         return parts
@@ -352,6 +349,7 @@ class ReplayBuffer(NotCopied):
                 self._storage.change_tracks(num_tracks)
                 self._written_before = written - self._storage.tracks.write_count
                 self._sampler.empty()
+                self._storage.end(range(num_tracks))  # what is held back follows on other frames then
             self._end(range(num_tracks))
 
     def _end(self, tracks: range) -> None:
@@ -769,20 +767,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if priority is None:
             raise KeyError(f"there is no {self.priority_key!r} in this sample to take priorities from")
         self.update_priority(data.get("index"), priority)
-
-
-def _inverts(transform: Any) -> bool:
-    return callable(getattr(transform, "inv", None))
-
-
-def _checked_transform(transform: Any) -> Any:
-    if callable(transform) or _inverts(transform):
-        return transform
-    name = type(transform).__name__
-    raise TypeError(
-        f"a buffer's transform is called with samples, or its inv with what is written; {name} is neither. If it is "
-        f"for envs, write TransformedEnv(env, {name}(...))"
-    )
 
 
 def _made(given: Any, kind: type, default: Callable[[], Any]) -> Any:
