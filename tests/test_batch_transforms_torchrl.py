@@ -63,6 +63,12 @@ def test_agents_that_end_one_by_one() -> None:
     after = torch.stack(agents, 2)
     batch = TensorDict(next=TensorDict({key: after[key] for key in after.keys()}, (2, 12)), batch_size=(2, 12))  # noqa: SIM118
     assert_same(as_torchrl(batch, 3), data.MultiStep(0.9, 3)(batch.clone()))
+    nested = TensorDict(next=TensorDict(agents=after, batch_size=(2, 12)), batch_size=(2, 12))
+    theirs = data.MultiStep(0.9, 3)
+    theirs.done_key, theirs.reward_keys = ("agents", "done"), [("agents", "reward")]
+    theirs.done_keys = flags = [("agents", flag) for flag in FLAGS]
+    ours = MultiStep(0.9, 3, done_key=("agents", "done"), reward_keys=[("agents", "reward")], done_keys=flags)
+    assert_same(ours(nested), theirs(nested.clone()))
 
 
 @pytest.mark.parametrize("n_steps", [1, 3, 7])

@@ -135,6 +135,22 @@ def test_what_only_fills_up_is_no_step() -> None:
         assert torch.equal(steps, there["steps_to_next_obs"].float())
 
 
+def test_what_only_fills_up_needs_no_ids_to_be_told() -> None:
+    batch = random_batch(2, 6, chance=0, ids=False)
+    mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    ends = torch.zeros(2, 6, dtype=torch.bool)
+    ends[1, 2] = True
+    expected = looped(batch, 4, 0.9, ends)
+    expected["nonterminal"] &= mask
+    for key, make in (
+        (("collector", "mask"), MultiStep(0.9, 4)),
+        ("mask", MultiStep(0.9, 4, mask_key="mask")),
+        (("other", "mask"), MultiStep(0.9, 4, mask_key=("other", "mask"))),
+    ):
+        padded = batch.clone().set(key, mask)
+        assert_same(make(padded), expected.clone().set(key, mask))
+
+
 def test_in_a_collector_s_postproc() -> None:
     torch.manual_seed(0)
     plain = list(Collector(counting, frames_per_batch=30, total_frames=90))
@@ -327,6 +343,13 @@ def test_other_rows_than_before() -> None:
     rb.extend(random_batch(2, 20))
     with pytest.raises(ValueError, match="holds the last frames of 2 rows"):
         rb.extend(random_batch(3, 20))
+
+
+def test_rows_cannot_be_stored_as_they_are() -> None:
+    rb = buffer()
+    rb.extend(random_batch(2, 20))
+    with pytest.raises(ValueError, match=r"Store frames: LazyTensorStorage\(max_size, ndim=2\)"):
+        rb.extend(random_batch(2, 20))
 
 
 def test_an_emptied_or_loaded_buffer_has_nothing_held() -> None:

@@ -200,8 +200,8 @@ class MultiStepTransform(BatchTransform):
         self.done_key = done_key
         self.done_keys = done_keys
         self.mask_key = "mask" if mask_key is None else mask_key
-        #: What was not written yet: the last frames ``[n]``, of each env or row of ``extend``.
-        self._held: dict[Hashable, TensorDictBase] = {}
+        #: The last frames of each env, or row of ``extend``, which were not written yet: a row of ``[rows, n]``.
+        self._held: dict[Hashable, tuple[TensorDictBase, int]] = {}
         #: Those whose episode does not go on with what comes next.
         self._ended: set[Hashable] = set()
 
@@ -259,22 +259,30 @@ class MultiStepTransform(BatchTransform):
 
     def _num_held(self, key: Hashable) -> int:
         held = self._held.get(key)
-        return 0 if held is None else len(held)
+        return 0 if held is None else held[0].shape[1]
+
+    def _held_of(self, keys: Sequence[Hashable]) -> Any:
+        """``[rows, n]`` of rows that have equally many; None where nothing is held."""
+        held = [self._held[key] for key in keys if key in self._held]
+        if not held:
+            return None
+        first = held[0][0]
+        if len(first) == len(held) and all(block is first and row == at for at, (block, row) in enumerate(held)):
+            return first  # as it was put there: whoever writes, writes the same envs each time
+        return torch.stack([block[row] for block, row in held])  # type: ignore[arg-type]
 
     def _advanced(self, rows: TensorDictBase, keys: Sequence[Hashable], marks: bool) -> TensorDictBase | None:
         """Frames of rows that have equally many held. ``marks``: an episode that was cut short ends, truncated."""
-        held = [self._held[key] for key in keys if key in self._held]
-        whole: Any = rows
-        if held:
-            before: Any = torch.stack(held)  # type: ignore[arg-type]
-            whole = torch.cat([before, rows], 1)  # type: ignore[list-item]
+        before, whole = self._held_of(keys), rows
+        if before is not None:
+            whole = torch.cat([before, rows], 1)
             self._end_held(whole, before.shape[1] - 1, keys, marks)
         made = None
         if whole.shape[1] > self.n_steps:
             made = _ahead_of(self).of(whole)[:, : -self.n_steps]
-        # Copies: views would keep whole batches, and what collectors have lent of their memory.
-        kept = whole[:, max(0, whole.shape[1] - self.n_steps) :].clone().unbind(0)
-        self._held.update(zip(keys, kept, strict=True))
+        # A copy: a view would keep the whole batch, and what collectors have lent of their memory.
+        kept = whole[:, max(0, whole.shape[1] - self.n_steps) :].clone()
+        self._held.update((key, (kept, row)) for row, key in enumerate(keys))
         return made
 
     def _end_held(self, whole: Any, last: int, keys: Sequence[Hashable], marks: bool) -> None:
@@ -306,12 +314,13 @@ class MultiStepTransform(BatchTransform):
         self._ended.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"held": {key: held.clone() for key, held in self._held.items()}, "ended": sorted(self._ended, key=repr)}
+        held = {key: block[row].clone() for key, (block, row) in self._held.items()}
+        return {"held": held, "ended": sorted(self._ended, key=repr)}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         if not isinstance(state_dict, dict) or not {"held", "ended"} <= state_dict.keys():
             raise mismatch(type(self).__name__, state_dict, "the state of a MultiStepTransform")
-        self._held = {key: held.clone() for key, held in state_dict["held"].items()}
+        self._held = {key: (held.clone().unsqueeze(0), 0) for key, held in state_dict["held"].items()}
         self._ended = set(state_dict["ended"])
 
     def __repr__(self) -> str:

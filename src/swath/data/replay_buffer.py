@@ -192,6 +192,11 @@ class ReplayBuffer(NotCopied):
         """Whether a transform does something to frames before they are stored."""
         return any(map(inverts, self._transforms))
 
+    @property
+    def _holding(self) -> list[MultiStepTransform]:
+        """Transforms that keep frames for later."""
+        return [transform for transform in self._transforms if isinstance(transform, MultiStepTransform)]
+
     def __len__(self) -> int:
         return len(self._storage)
 
@@ -234,7 +239,19 @@ class ReplayBuffer(NotCopied):
             return self._store([data]).reshape(-1)
         if self._storage.ndim > 1:
             return self._store(self._by_env(data))
+        self._require_equal_rows(data)
         return self._store(data.unsqueeze(0)).reshape(-1)
+
+    def _require_equal_rows(self, data: Any) -> None:
+        """Where rows are stored as they are, a transform may not change how long they are."""
+        if not self._holding or not isinstance(self._storage, TensorStorage) or not self._storage.is_laid_out:
+            return
+        known = dict(self._storage.laid_out().layout.sizes).get((), torch.Size())
+        if known != data.batch_size[1:]:
+            raise ValueError(
+                f"MultiStepTransform holds back the end of each row, so that the first rows are {tuple(known)} and "
+                f"these {tuple(data.batch_size[1:])}. Store frames: {type(self._storage).__name__}(max_size, ndim=2)"
+            )
 
     def _inverted(self, data: Any) -> Any:
         """What is to be stored of data; None if that is nothing."""
@@ -354,7 +371,7 @@ class ReplayBuffer(NotCopied):
 
     def _end(self, tracks: range) -> None:
         """Episodes under way in these tracks do not go on; where the last frames are held back, with those."""
-        holding = [transform for transform in self._transforms if isinstance(transform, MultiStepTransform)]
+        holding = self._holding
         for transform in holding:
             transform.end(tracks)
         self._storage.end([track for track in tracks if not any(transform.holds(track) for transform in holding)])
@@ -413,9 +430,8 @@ class ReplayBuffer(NotCopied):
             self._forget_held()
 
     def _forget_held(self) -> None:
-        for transform in self._transforms:
-            if isinstance(transform, MultiStepTransform):
-                transform.clear()
+        for transform in self._holding:
+            transform.clear()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
