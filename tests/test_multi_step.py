@@ -495,6 +495,23 @@ def test_another_collector_and_no_ids() -> None:
     assert frames["next", "truncated"].reshape(-1).nonzero().reshape(-1).tolist() == [17, 18, 19]
 
 
+@pytest.mark.parametrize("sampler", [{}, {"end_key": ("next", "done")}, {"traj_key": ("collector", "traj_ids")}])
+@pytest.mark.parametrize("ids", [True, False])
+def test_slices_reach_the_ends_of_episodes(sampler: dict[str, Any], ids: bool) -> None:
+    """Flags are those of several steps ahead, and so say that before it is there."""
+    if not ids and "traj_key" in sampler:
+        return
+    rb = buffer(3, sampler=SliceSampler(slice_len=4, **sampler), batch_size=400)
+    envs = SerialEnv(3, numbered_envs(3, longest=9))
+    for _ in Collector(envs, frames_per_batch=90, total_frames=900, replay_buffer=rb, track_traj_ids=ids):
+        pass
+    rows = rb.sample().reshape(-1, 4)
+    assert (rows["observation"][:, 1:, TICK] == rows["observation"][:, :-1, TICK] + 1).all()
+    assert (rows["observation"][:, 1:, EPISODE] == rows["observation"][:, :-1, EPISODE]).all()
+    assert rows["nonterminal"][:, :-1].all()
+    assert (~rows["nonterminal"][:, -1]).any()
+
+
 def test_slices_and_whole_episodes() -> None:
     rb = buffer(3, sampler=SliceSampler(slice_len=4), batch_size=40)
     for _ in Collector(SerialEnv(3, numbered_envs(3)), frames_per_batch=90, total_frames=900, replay_buffer=rb):

@@ -27,7 +27,9 @@ from swath.rollout.layout import Key, as_key, leaves_of, show
 from swath.states import mismatch
 
 #: What a batch has afterwards, besides the original rewards.
-_STEPS, _GAMMA, _NONTERMINAL = "steps_to_next_obs", "gamma", "nonterminal"
+STEPS: Key = ("steps_to_next_obs",)
+GAMMA: Key = ("gamma",)
+NONTERMINAL: Key = ("nonterminal",)
 
 
 class _Ahead:
@@ -56,9 +58,9 @@ class _Ahead:
     def of(self, data: TensorDictBase) -> TensorDictBase:
         """A batch with other ``next``, rewards and further keys; of the given one nothing is changed."""
         who, lead = self.who, data.batch_dims
-        if _STEPS in data.keys() and self._original(self.rewards[0]) in data.keys(True):  # noqa: SIM118
+        if STEPS[0] in data.keys() and self._original(self.rewards[0]) in data.keys(True):  # noqa: SIM118
             raise ValueError(
-                f"{who}: this batch has {_STEPS!r} and {show(self._original(self.rewards[0]))} already: its rewards "
+                f"{who}: this batch has {show(STEPS)} and {show(self._original(self.rewards[0]))} already: its rewards "
                 "are sums over several steps. Use MultiStep as postproc or MultiStepTransform in the buffer, not both"
             )
         flags = find(data, ("next", *self.done), who, "says where episodes end (done_key)")
@@ -82,9 +84,9 @@ class _Ahead:
             after.set(key, discounted_sums(reward, like(going, reward, who), self.gamma, self.n_steps, lead - 1))
         if done.ndim > lead:  # of several agents: shapes are those of their flags
             steps, going = steps.reshape(flags.shape), going.reshape(flags.shape)
-        made.set(_STEPS, steps)
-        made.set(_GAMMA, self.gamma**steps)
-        made.set(_NONTERMINAL, going if mask is None else going & mask.reshape(*mask.shape, *[1] * (going.ndim - lead)))
+        made.set(STEPS, steps)
+        made.set(GAMMA, self.gamma**steps)
+        made.set(NONTERMINAL, going if mask is None else going & mask.reshape(*mask.shape, *[1] * (going.ndim - lead)))
         return made
 
     def _original(self, key: Key) -> Key:
