@@ -288,6 +288,7 @@ def can_run_free(collector: MultiCollector, buffer: Any) -> bool:
         and isinstance(buffer.storage, TensorStorage)
         and buffer.storage.can_be_shared
         and buffer.writer.appends
+        and not buffer.changes_what_is_written
         and (storing is None or storing.type == "cpu")
         and platforms.are_met(platforms.ORDERED_STORES)
     )

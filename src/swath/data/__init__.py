@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from swath.data.burn_in import BurnInTransform
+from swath.data.multi_step import MultiStep, MultiStepTransform
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.replay_buffer import ReplayBuffer, TensorDictReplayBuffer
+from swath.data.reward_to_go import Reward2GoTransform
 from swath.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from swath.data.slices import SliceSampler
 from swath.data.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
@@ -20,14 +23,18 @@ if TYPE_CHECKING:
     from swath.data.ray_buffer import RayReplayBuffer
 
 __all__ = [
+    "BurnInTransform",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "MultiStep",
+    "MultiStepTransform",
     "PrioritizedSampler",
     "RandomSampler",
     "RayReplayBuffer",
     "ReplayBuffer",
+    "Reward2GoTransform",
     "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",

@@ -12,11 +12,14 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from swath.copying import NotCopied
+from swath.data.inverses import checked_transform, inverts, require_by_env
+from swath.data.multi_step import MultiStepTransform
 from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import POSITIONS, RandomSampler, Sampler
 from swath.data.saving import read_folder, restore_storage, save_folder, storage_state
+from swath.data.sequences import BatchTransform
 from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, check_sizes, marked_cuts
 from swath.data.tracks import Tracks, Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
@@ -109,7 +112,7 @@ class ReplayBuffer(NotCopied):
         self._pin_memory = pin_memory
         self._transforms: list[Any] = []
         if transform is not None or transform_factory is not None:
-            self._transforms.append(transform if transform_factory is None else transform_factory())
+            self._transforms.append(checked_transform(transform if transform_factory is None else transform_factory()))
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(int(prefetch)) if prefetch else None
         self.dim_extend = dim_extend
@@ -170,13 +173,29 @@ class ReplayBuffer(NotCopied):
         seed = int(torch.randint(2**62, (), generator=generator))
         self._rng = np.random.default_rng(seed)
 
-    def append_transform(self, transform: Callable[[Any], Any], *, invert: bool = False) -> ReplayBuffer:
-        """Also call this with every sample."""
+    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+        """Also call this with every sample, and its ``inv``, if it has one, with what is written."""
         if invert:
             raise ValueError("invert=True is not supported; give a function that does the opposite")
+        checked_transform(transform)
+        if inverts(transform) and any(each.writes_elsewhere and each.is_running() for each in self._sources):
+            raise RuntimeError(
+                f"workers are writing to this buffer, and would not call the inv of {type(transform).__name__}: append "
+                "it before collector.start()"
+            )
         self._drop_prepared()
         self._transforms.append(transform)
         return self
+
+    @property
+    def changes_what_is_written(self) -> bool:
+        """Whether a transform does something to frames before they are stored."""
+        return any(map(inverts, self._transforms))
+
+    @property
+    def _holding(self) -> list[MultiStepTransform]:
+        """Transforms that keep frames for later."""
+        return [transform for transform in self._transforms if isinstance(transform, MultiStepTransform)]
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -198,17 +217,17 @@ class ReplayBuffer(NotCopied):
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """One frame; its index."""
-        if is_tensor_collection(data) or isinstance(data, torch.Tensor):
-            return self.extend(data.unsqueeze(0))[0]
-        return self.extend([data])[0]
+        """One frame; its index, or None while a transform holds it back."""
+        as_one = is_tensor_collection(data) or isinstance(data, torch.Tensor)
+        index = self.extend(data.unsqueeze(0) if as_one else [data])
+        return index[0] if len(index) else None  # a transform may hold it back
 
     def extend(self, data: Any) -> torch.Tensor:
         """Many: the first dimension of a TensorDict or tensor, or a list. Their indices."""
         self._last_writer = None
-        for transform in reversed(self._transforms):
-            if callable(getattr(transform, "inv", None)):
-                data = transform.inv(data)
+        data = self._inverted(data)
+        if data is None:
+            return torch.zeros(0, dtype=torch.int64)
         if isinstance(data, (list, tuple)):
             if len(data) and isinstance(self._storage, TensorStorage):
                 data = torch.stack([_as_tensors(entry) for entry in data])  # type: ignore[arg-type]
@@ -217,18 +236,54 @@ class ReplayBuffer(NotCopied):
         if not len(data):
             raise RuntimeError("extend was given nothing: 0 frames")
         if isinstance(data, list):
-            return self.write_rows([data]).reshape(-1)
+            return self._store([data]).reshape(-1)
         if self._storage.ndim > 1:
-            return self.write_rows(self._by_env(data))
-        return self.write_rows(data.unsqueeze(0)).reshape(-1)
+            return self._store(self._by_env(data))
+        self._require_equal_rows(data)
+        return self._store(data.unsqueeze(0)).reshape(-1)
 
-    def _by_env(self, data: Any) -> Any:
-        """``[envs, time]`` of data with as many dimensions as the storage."""
+    def _require_equal_rows(self, data: Any) -> None:
+        """Where rows are stored as they are, a transform may not change how long they are."""
+        if not self._holding or not isinstance(self._storage, TensorStorage) or not self._storage.is_laid_out:
+            return
+        known = dict(self._storage.laid_out().layout.sizes).get((), torch.Size())
+        if known != data.batch_size[1:]:
+            raise ValueError(
+                f"MultiStepTransform holds back the end of each row, so that the first rows are {tuple(known)} and "
+                f"these {tuple(data.batch_size[1:])}. Store frames: {type(self._storage).__name__}(max_size, ndim=2)"
+            )
+
+    def _inverted(self, data: Any) -> Any:
+        """What is to be stored of data; None if that is nothing."""
+        with self._writing:
+            for transform in filter(inverts, reversed(self._transforms)):
+                if data is None:
+                    break
+                is_in_time = isinstance(transform, BatchTransform)
+                data = self._in_time(transform.inv, data) if is_in_time else transform.inv(data)
+        return data
+
+    def _in_time(self, inv: Callable[[Any], Any], data: Any) -> Any:
+        """Call what takes time as the last dimension."""
+        if self._storage.ndim == 1 or not is_tensor_collection(data):
+            return inv(data)
+        time_dim = self._time_dim(data)
+        if time_dim == len(data.shape) - 1:
+            return inv(data)
+        made = inv(data.transpose(time_dim, -1))
+        return None if made is None else made.transpose(time_dim, -1)
+
+    def _time_dim(self, data: Any) -> int:
         ndim = self._storage.ndim
         shape = data.batch_size if is_tensor_collection(data) else data.shape
         if len(shape) < ndim:
             raise ValueError(f"a storage with ndim={ndim} takes data with {ndim} dimensions, got {tuple(shape)}")
-        time_dim = ndim - 1 if self.dim_extend is None else self.dim_extend
+        return ndim - 1 if self.dim_extend is None else self.dim_extend
+
+    def _by_env(self, data: Any) -> Any:
+        """``[envs, time]`` of data with as many dimensions as the storage."""
+        ndim = self._storage.ndim
+        time_dim = self._time_dim(data)
         if time_dim != ndim - 1:
             data = data.transpose(time_dim, ndim - 1)
         return data.reshape(-1, *data.shape[ndim - 1 :])
@@ -238,6 +293,28 @@ class ReplayBuffer(NotCopied):
 
         ``first_track``: which of the buffer's envs the first row is.
         """
+        if not self.changes_what_is_written:
+            return self._store(rows, first_track)
+        with self._writing:
+            parts = self._inverted_rows(rows, first_track)
+        slots = [self._store(part, first) for first, part in parts if part.batch_size.numel()]
+        if len(slots) == 1:
+            return slots[0]
+        return torch.cat([each.reshape(-1) for each in slots]) if slots else torch.zeros(0, dtype=torch.int64)
+
+    def _inverted_rows(self, rows: Any, first_track: int | None) -> list[tuple[int | None, Any]]:
+        """What is to be stored of a collector's frames: rows, and the track of the first."""
+        parts: list[tuple[int | None, Any]] = [(first_track, rows)]
+        for transform in filter(inverts, reversed(self._transforms)):
+            if isinstance(transform, BatchTransform):
+                parts = [made for first, part in parts for made in transform.inv_rows(part, first)]
+                continue
+            require_by_env(transform)
+            made = [(first, transform.inv(part.copy())) for first, part in parts]  # a hook may have what was collected
+            parts = [(first, part) for first, part in made if part is not None]
+        return parts
+
+    def _store(self, rows: Any, first_track: int | None = None) -> torch.Tensor:
         if self._sources and first_track is None and any(source.writes_elsewhere for source in self._sources):
             raise RuntimeError(
                 "workers are writing to this buffer; extend it before start(), or within collector.pause()"
@@ -267,6 +344,10 @@ class ReplayBuffer(NotCopied):
         """Add frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""
         if not len(env_index):  # a batch that was stopped before its first frame
             return
+        if self.changes_what_is_written:  # what looks ahead needs each env's by themselves
+            for env in np.unique(env_index).tolist():
+                self.write_rows(frames[torch.from_numpy((env_index == env).nonzero()[0])].unsqueeze(0), env)
+            return
         with self._writing:
             if not self._storage.is_laid_out:
                 self._storage.lay_out(frames.unsqueeze(0), self._planned_tracks)
@@ -285,7 +366,15 @@ class ReplayBuffer(NotCopied):
                 self._storage.change_tracks(num_tracks)
                 self._written_before = written - self._storage.tracks.write_count
                 self._sampler.empty()
-            self._storage.end(range(num_tracks))
+                self._storage.end(range(num_tracks))  # what is held back follows on other frames then
+            self._end(range(num_tracks))
+
+    def _end(self, tracks: range) -> None:
+        """Episodes under way in these tracks do not go on; where the last frames are held back, with those."""
+        holding = self._holding
+        for transform in holding:
+            transform.end(tracks)
+        self._storage.end([track for track in tracks if not any(transform.holds(track) for transform in holding)])
 
     def end_tracks(self, first_track: int, count: int, num_envs: int) -> None:
         """Whoever wrote to these will not go on with the trajectories that it was in.
@@ -295,7 +384,7 @@ class ReplayBuffer(NotCopied):
         storage = self._storage
         if storage.is_laid_out and storage.tracks.num_tracks >= num_envs:
             with self._writing:
-                storage.end(range(first_track, first_track + count))
+                self._end(range(first_track, first_track + count))
 
     def next_traj_id(self, writer: str) -> int:
         """From where on trajectory ids are free for a collector; 0 if it was the last that asked and nobody else wrote.
@@ -338,6 +427,11 @@ class ReplayBuffer(NotCopied):
             self._written_before = written
             self._sampler.empty()
             self._writer.empty()
+            self._forget_held()
+
+    def _forget_held(self) -> None:
+        for transform in self._holding:
+            transform.clear()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -514,7 +608,8 @@ class ReplayBuffer(NotCopied):
         if self._pin_memory and isinstance(data, (TensorDictBase, torch.Tensor)):
             data = data.pin_memory()
         for transform in self._transforms:
-            data = transform(data)
+            if getattr(transform, "changes_samples", True):
+                data = transform(data)
         return data, {"index": index, **info}
 
     def __getitem__(self, index: Any) -> Any:
@@ -604,13 +699,18 @@ class ReplayBuffer(NotCopied):
         """All of it, as tensors, arrays and numbers."""
         self._drop_prepared()
         with self._sampling:
-            return {"storage": storage_state(self._storage), "about": self._about()}
+            state = {"storage": storage_state(self._storage), "about": self._about()}
+        held = {i: each.state_dict() for i, each in enumerate(self._transforms) if isinstance(each, MultiStepTransform)}
+        return {**state, "held": held} if held else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what ``state_dict`` gave, instead of what is there."""
         if not isinstance(state_dict, Mapping) or not {"about", "storage"} <= state_dict.keys():
             raise mismatch(type(self).__name__, state_dict, "the state of a replay buffer")
         self._restore(state_dict["about"], lambda: restore_storage(self._storage, state_dict["storage"]))
+        for number, held in state_dict.get("held", {}).items():
+            if number < len(self._transforms) and isinstance(self._transforms[number], MultiStepTransform):
+                self._transforms[number].load_state_dict(held)
 
     def _about(self) -> dict[str, Any]:
         window = self._storage.tracks.window() if self._storage.is_laid_out else None
@@ -632,6 +732,7 @@ class ReplayBuffer(NotCopied):
             self._sampler.empty()
             self._writer.empty()
             restore()
+            self._forget_held()
             if about["sampler"] is not None and self._storage.is_laid_out:
                 self._sampler.load_state_dict(about["sampler"], self._storage.tracks.window())
         self._num_sampled = num_sampled

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swath.data.multi_step import NONTERMINAL, STEPS
 from swath.data.samplers import Sampler
 from swath.data.tracks import Window
 from swath.rollout.delivery import TRAJ_IDS
@@ -177,6 +178,9 @@ class SliceSampler(Sampler):
             raise KeyError(f"SliceSampler: there is no {show(self.traj_key)} in the buffer")
         ids = None if key is None else leaves[key].reshape(len(leaves[key]), -1)[:, 0].cpu().numpy()
         ends = leaves.get(self.end_key)
+        if self.end_key[0] == "next" and {STEPS, NONTERMINAL} <= leaves.keys():
+            # n-step transitions: flags in next are those of several steps ahead.
+            ends = None if ids is not None else ~leaves[NONTERMINAL]
         if ids is None and ends is None:
             raise KeyError(
                 f"SliceSampler finds no trajectories: there is neither {show(TRAJ_IDS)} nor {show(self.end_key)} in "

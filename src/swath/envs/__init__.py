@@ -1,5 +1,7 @@
 """Envs: Gymnasium's, those of other packages, several side by side, vector envs, and your own."""
 
+from typing import TYPE_CHECKING, Any
+
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
@@ -65,12 +67,16 @@ from swath.envs.transforms import (
 )
 from swath.envs.vector import VectorEnv
 
+if TYPE_CHECKING:
+    from swath.data import BurnInTransform, MultiStepTransform, Reward2GoTransform
+
 __all__ = [
     "ActionMask",
     "ActionScaling",
     "AsyncEnvPool",
     "Binary",
     "Bounded",
+    "BurnInTransform",
     "CatFrames",
     "CatTensors",
     "Categorical",
@@ -98,6 +104,7 @@ __all__ = [
     "InitTracker",
     "MultiCategorical",
     "MultiOneHot",
+    "MultiStepTransform",
     "NoopResetEnv",
     "ObservationNorm",
     "OneHot",
@@ -109,6 +116,7 @@ __all__ = [
     "RandomTruncationTransform",
     "RenameTransform",
     "Resize",
+    "Reward2GoTransform",
     "RewardClipping",
     "RewardScaling",
     "RewardSum",
@@ -133,3 +141,12 @@ __all__ = [
     "set_exploration_type",
     "step_mdp",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Of batches, not of envs; scripts for TorchRL look for them here.
+    if name in ("BurnInTransform", "MultiStepTransform", "Reward2GoTransform"):
+        import swath.data
+
+        return getattr(swath.data, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

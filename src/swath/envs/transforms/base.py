@@ -373,6 +373,9 @@ class Compose(Transform):
 def as_transform(thing: Any) -> Transform:
     if isinstance(thing, Transform):
         return thing
+    instead = getattr(thing, "instead_of_env", None)
+    if isinstance(instead, str):
+        raise TypeError(f"{type(thing).__name__} is for batches of steps, and an env gives one: write {instead}")
     raise TypeError(
         f"a transform is a swath.envs.Transform, not {type(thing).__module__}.{type(thing).__name__}; TorchRL's go "
         "with TorchRL's own TransformedEnv, which collectors take as it is"

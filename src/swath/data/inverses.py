@@ -1,0 +1,52 @@
+"""Which of a buffer's transforms do something to what is written, by their ``inv``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def inverts(transform: Any) -> bool:
+    """Whether its ``inv`` is to be called. Every transform of TorchRL's has one, of which most do nothing."""
+    if not callable(getattr(transform, "inv", None)):
+        return False
+    return any(not _has_idle_inverse(part) for part in _parts_of(transform))
+
+
+def require_by_env(transform: Any) -> None:
+    """For what a collector writes: that it does not take one env's frames for the next of another."""
+    for part in _parts_of(transform):
+        if type(part).__name__ == "MultiStepTransform":
+            raise TypeError(
+                "torchrl's MultiStepTransform does not tell the envs of a collector apart: give the buffer "
+                f"swath.envs.MultiStepTransform(n_steps={part.n_steps}, gamma={part.gamma})"
+            )
+
+
+def checked_transform(transform: Any) -> Any:
+    if callable(transform) or inverts(transform):
+        return transform
+    name = type(transform).__name__
+    raise TypeError(
+        f"a buffer's transform is called with samples, or its inv with what is written; {name} is neither. If it is "
+        f"for envs, write TransformedEnv(env, {name}(...))"
+    )
+
+
+def _parts_of(transform: Any) -> Iterator[Any]:
+    composed = getattr(transform, "transforms", None) if type(transform).__name__ == "Compose" else None
+    if composed is None:
+        yield transform
+        return
+    for part in composed:
+        yield from _parts_of(part)
+
+
+def _has_idle_inverse(transform: Any) -> bool:
+    """A transform of TorchRL's without ``in_keys_inv`` that does not say by itself what its inverse is."""
+    for name in ("inv", "_inv_call"):
+        owner = next((kind for kind in type(transform).__mro__ if name in vars(kind)), None)
+        is_plain = owner is not None and owner.__module__ == "torchrl.envs.transforms._base"
+        if not is_plain or name in vars(transform):
+            return False
+    return not transform.in_keys_inv
