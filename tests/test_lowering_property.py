@@ -31,7 +31,7 @@ pytestmark = [
 STEPS = 17
 NUM_ACTIONS = 3
 #: How many stacks are drawn.
-STACKS = int(os.environ.get("SWATH_STACKS", "40"))
+STACKS = int(os.environ.get("SWATH_STACKS", "30"))
 
 F4, F8, U1, I8, BOOL = torch.float32, torch.float64, torch.uint8, torch.int64, torch.bool
 FLOATS = (F4, F8)

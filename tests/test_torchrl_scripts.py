@@ -67,4 +67,4 @@ def test_a_difference_is_found() -> None:
     assert first_difference(*batches) is None
     batches[0][1]["next", "reward"][3] += 1e-7
     assert first_difference(*batches) == "batch 1: ('next', 'reward') differs"
-    assert first_difference([batches[0][0].exclude("action")], batches[1][:1]).endswith("keys of one only: ['action']")
+    assert "keys of one only: ['action']" in str(first_difference([batches[0][0].exclude("action")], batches[1][:1]))
