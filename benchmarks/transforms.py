@@ -1,53 +1,33 @@
 """Part `transforms`: TorchRL's envs with its transforms and policies, as its published scripts set them up.
 
-The very same env in swath's Collector and in TorchRL's; in swath's also with the env left as it is.
+The very same env in swath's Collector and in TorchRL's; in swath's also with the env left as it is. What the scripts
+are is in tests/torchrl_scripts.py. Before anything is timed, both must have delivered the same data.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
-from gymnasium import spaces
-from tensordict.nn import AddStateIndependentNormalScale, NormalParamExtractor, TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
 
+from check import WrongData
 from interleaved import order_of
 from report import markdown_table, median_ratio, spread
 
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from torchrl_scripts import CARTPOLE, CHEETAH, SCRIPTS, Pixels, Script, collected, first_difference
+
 STEPS_PER_BATCH = 250
-CHEETAH = "HalfCheetah-v5"
-
-
-class Pixels(gymnasium.Env):
-    """Two images in turn, which cost nothing to make; episodes of 100 steps.
-
-    Of the size that they are used in: TorchRL's Resize needs torchvision, which is not installed here.
-    """
-
-    observation_space = spaces.Box(0, 255, (84, 84, 3), np.uint8)
-    action_space = spaces.Discrete(4)
-
-    def __init__(self) -> None:
-        drawn = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8)
-        self._images = list(drawn)
-        self._step = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        self._step = 0
-        return self._images[0], {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self._step += 1
-        return self._images[self._step % 2], 1.0, self._step == 100, False, {}
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
@@ -94,132 +74,7 @@ def on_pixels(env: Any) -> Any:
     return TensorDictModule(Some(), in_keys=["pixels"], out_keys=["action"])
 
 
-def q_values(env: Any) -> Any:
-    """DQN: a network of two layers of 120 and 84, epsilon-greedy."""
-    from torchrl.modules import MLP, EGreedyModule, QValueActor
-
-    width = env.observation_spec["observation"].shape[-1]
-    network = MLP(
-        in_features=width, out_features=env.action_spec.shape[-1], num_cells=[120, 84], activation_class=nn.ReLU
-    )
-    actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec)
-    return TensorDictSequential(actor, EGreedyModule(env.action_spec, eps_init=0.1, eps_end=0.1, annealing_num_steps=1))
-
-
-def categorical(env: Any) -> Any:
-    """PPO, A2C and discrete SAC on classic control."""
-    from torch.distributions import OneHotCategorical
-    from torchrl.modules import MLP, ProbabilisticActor
-
-    width = env.observation_spec["observation"].shape[-1]
-    network = MLP(
-        in_features=width, out_features=env.action_spec.shape[-1], num_cells=[64, 64], activation_class=nn.Tanh
-    )
-    module = TensorDictModule(network, in_keys=["observation"], out_keys=["logits"])
-    return ProbabilisticActor(
-        module, in_keys=["logits"], spec=env.action_spec, distribution_class=OneHotCategorical, return_log_prob=True
-    )
-
-
-def state_independent(env: Any) -> Any:
-    """PPO and A2C on MuJoCo: a mean from the network, a scale of its own."""
-    from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
-
-    width, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
-    network = nn.Sequential(
-        MLP(in_features=width, out_features=actions, num_cells=[64, 64], activation_class=nn.Tanh),
-        AddStateIndependentNormalScale(actions),
-    )
-    module = TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"])
-    kwargs = {"low": env.action_spec.space.low, "high": env.action_spec.space.high, "tanh_loc": False}
-    return ProbabilisticActor(
-        module,
-        in_keys=["loc", "scale"],
-        spec=env.action_spec,
-        distribution_class=TanhNormal,
-        distribution_kwargs=kwargs,
-        return_log_prob=True,
-    )
-
-
-def state_dependent(env: Any) -> Any:
-    """SAC and CrossQ: mean and scale from the network."""
-    from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
-
-    width, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
-    network = nn.Sequential(
-        MLP(in_features=width, out_features=2 * actions, num_cells=[256, 256], activation_class=nn.ReLU),
-        NormalParamExtractor(),
-    )
-    module = TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"])
-    kwargs = {"low": env.action_spec.space.low, "high": env.action_spec.space.high, "tanh_loc": False}
-    return ProbabilisticActor(
-        module,
-        in_keys=["loc", "scale"],
-        spec=env.action_spec,
-        distribution_class=TanhNormal,
-        distribution_kwargs=kwargs,
-        return_log_prob=False,
-    )
-
-
-def noisy(env: Any) -> Any:
-    """TD3: a deterministic network, and Gaussian noise."""
-    from torchrl.modules import MLP, AdditiveGaussianModule, TanhModule
-
-    width, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
-    network = MLP(in_features=width, out_features=actions, num_cells=[256, 256], activation_class=nn.ReLU)
-    modules: list[Any] = [
-        TensorDictModule(network, in_keys=["observation"], out_keys=["param"]),
-        TanhModule(in_keys=["param"], out_keys=["action"], spec=env.action_spec),
-        AdditiveGaussianModule(env.action_spec, sigma_init=1.0, sigma_end=1.0, annealing_num_steps=1),
-    ]
-    return TensorDictSequential(*modules)
-
-
-def wandering(env: Any) -> Any:
-    """DDPG: a deterministic network, and Ornstein-Uhlenbeck noise, which needs to know where episodes begin."""
-    from torchrl.modules import MLP, OrnsteinUhlenbeckProcessModule, TanhModule
-
-    width, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
-    network = MLP(in_features=width, out_features=actions, num_cells=[256, 256], activation_class=nn.ReLU)
-    modules: list[Any] = [
-        TensorDictModule(network, in_keys=["observation"], out_keys=["param"]),
-        TanhModule(in_keys=["param"], out_keys=["action"], spec=env.action_spec),
-        OrnsteinUhlenbeckProcessModule(eps_init=1.0, eps_end=1.0, annealing_num_steps=1, spec=env.action_spec),
-    ]
-    return TensorDictSequential(*modules)
-
-
-# -- envs --------------------------------------------------------------------------------------------------------------
-
-
-def several(num_envs: int, make: Callable[[], Any]) -> Any:
-    from torchrl.envs import SerialEnv
-
-    return make() if num_envs == 1 else SerialEnv(num_envs, make)
-
-
-def transformed(make: Callable[[], Any], *names: str | Callable[[Any], Any]) -> Callable[[int], Any]:
-    """TorchRL's env with its transforms, by name or made."""
-
-    def make_env(num_envs: int) -> Any:
-        import torchrl.envs as envs
-
-        env = several(num_envs, make)
-        transforms = [getattr(envs, name)() if isinstance(name, str) else name(envs) for name in names]
-        return envs.TransformedEnv(env, envs.Compose(*transforms))
-
-    return make_env
-
-
-def gym(env_id: str) -> Callable[[], Any]:
-    def make() -> Any:
-        from torchrl.envs import GymEnv
-
-        return GymEnv(env_id)
-
-    return make
+# -- cases -------------------------------------------------------------------------------------------------------------
 
 
 def pixels() -> Any:
@@ -241,87 +96,62 @@ def unknown_transform(envs: Any) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    title: str
-    make_env: Callable[[int], Any]
-    make_policy: Callable[[Any], Any]
+    script: Script
     counts: tuple[int, ...] = (1, 8)
     #: Of TorchRL's published scripts.
-    is_script: bool = False
+    is_published: bool = False
+    make_base: Callable[[], Any] | None = None
+
+    @property
+    def title(self) -> str:
+        return self.script.title
+
+    def make_env(self, num_envs: int) -> Any:
+        return self.script.make_env(num_envs, self.make_base)
 
 
 COUNTERS = ("StepCounter", "RewardSum")
-CLASSIC = transformed(gym("CartPole-v1"), "RewardSum", "StepCounter")
+#: The tutorial has one env; with eight the convolutions take minutes, in either library.
+ONLY = {"recurrent-dqn-pixels": (1,)}
 CASES = {
-    "counters": Case("StepCounter, RewardSum (CartPole)", transformed(gym("CartPole-v1"), *COUNTERS), greedy),
+    "counters": Case(Script("StepCounter, RewardSum (CartPole)", CARTPOLE, COUNTERS, greedy)),
     "norm": Case(
-        "ObservationNorm, DoubleToFloat, StepCounter, RewardSum (HalfCheetah)",
-        transformed(
-            gym(CHEETAH),
-            lambda envs: envs.ObservationNorm(loc=0.5, scale=2.0, in_keys=["observation"]),
-            "DoubleToFloat",
-            *COUNTERS,
-        ),
-        tanh_actions,
+        Script(
+            "ObservationNorm, DoubleToFloat, StepCounter, RewardSum (HalfCheetah)",
+            CHEETAH,
+            (
+                ("ObservationNorm", {"loc": 0.5, "scale": 2.0, "in_keys": ["observation"]}),
+                "DoubleToFloat",
+                *COUNTERS,
+            ),
+            tanh_actions,
+        )
     ),
     "vecnorm": Case(
-        "VecNormV2, DoubleToFloat, StepCounter, RewardSum (HalfCheetah)",
-        transformed(gym(CHEETAH), lambda envs: envs.VecNormV2(in_keys=["observation"]), "DoubleToFloat", *COUNTERS),
-        tanh_actions,
+        Script(
+            "VecNormV2, DoubleToFloat, StepCounter, RewardSum (HalfCheetah)",
+            CHEETAH,
+            (("VecNormV2", {"in_keys": ["observation"]}), "DoubleToFloat", *COUNTERS),
+            tanh_actions,
+        )
     ),
     "pixels": Case(
-        "ToTensorImage, GrayScale, CatFrames (84 × 84 pixels)",
-        transformed(
-            pixels,
-            lambda envs: envs.ToTensorImage(in_keys=["pixels"]),
-            lambda envs: envs.GrayScale(in_keys=["pixels"]),
-            lambda envs: envs.CatFrames(N=4, dim=-3, in_keys=["pixels"]),
+        Script(
+            "ToTensorImage, GrayScale, CatFrames (84 × 84 pixels)",
+            "pixels",
+            (
+                ("ToTensorImage", {"in_keys": ["pixels"]}),
+                ("GrayScale", {"in_keys": ["pixels"]}),
+                ("CatFrames", {"N": 4, "dim": -3, "in_keys": ["pixels"]}),
+            ),
+            on_pixels,
         ),
-        on_pixels,
+        make_base=pixels,
     ),
     "guest": Case(
-        "a transform of one's own (CartPole), not lowered",
-        transformed(gym("CartPole-v1"), unknown_transform, *COUNTERS),
-        greedy,
+        Script("a transform of one's own (CartPole), not lowered", CARTPOLE, (unknown_transform, *COUNTERS), greedy)
     ),
-    "dqn": Case("DQN, CartPole", CLASSIC, q_values, is_script=True),
-    "ppo": Case("PPO, CartPole", CLASSIC, categorical, is_script=True),
-    "discrete-sac": Case(
-        "discrete SAC, CartPole",
-        transformed(gym("CartPole-v1"), "InitTracker", "StepCounter", "DoubleToFloat", "RewardSum"),
-        categorical,
-        is_script=True,
-    ),
-    "ppo-mujoco": Case(
-        "PPO, HalfCheetah",
-        transformed(
-            gym(CHEETAH),
-            lambda envs: envs.VecNormV2(in_keys=["observation"], decay=0.99999, eps=1e-2),
-            lambda envs: envs.ClipTransform(in_keys=["observation"], low=-10, high=10),
-            "RewardSum",
-            "StepCounter",
-            lambda envs: envs.DoubleToFloat(in_keys=["observation"]),
-        ),
-        state_independent,
-        is_script=True,
-    ),
-    "sac": Case(
-        "SAC, HalfCheetah",
-        transformed(gym(CHEETAH), "InitTracker", lambda envs: envs.StepCounter(1000), "DoubleToFloat", "RewardSum"),
-        state_dependent,
-        is_script=True,
-    ),
-    "td3": Case(
-        "TD3, HalfCheetah",
-        transformed(gym(CHEETAH), "InitTracker", lambda envs: envs.StepCounter(1000), "DoubleToFloat", "RewardSum"),
-        noisy,
-        is_script=True,
-    ),
-    "ddpg": Case(
-        "DDPG, HalfCheetah",
-        transformed(gym(CHEETAH), "InitTracker", lambda envs: envs.StepCounter(1000), "DoubleToFloat", "RewardSum"),
-        wandering,
-        is_script=True,
-    ),
+    **{name: Case(script, ONLY.get(name, (1, 8)), is_published=True) for name, script in SCRIPTS.items()},
 }
 CONTENDERS = {"swath": "swath Collector", "swath-guest": "swath, env as it is", "torchrl": "torchrl Collector"}
 
@@ -358,8 +188,28 @@ def heading(options: argparse.Namespace) -> str:
 
 def run(options: argparse.Namespace) -> Iterator[Measured]:
     for case in CASES.values():
+        if case.script.is_missing:
+            print(f"{case.title}: left out, it needs the package {case.script.needed!r}\n")
+            continue
         for num_envs in case.counts:
+            check(case, num_envs)
             yield measure(case, num_envs, options)
+
+
+def check(case: Case, num_envs: int) -> None:
+    """Raise WrongData unless both libraries deliver the same, bit by bit, from the same random numbers."""
+    from torchrl.collectors import Collector as TheirCollector
+
+    from swath.collectors import Collector
+
+    batches = []
+    for kind in (Collector, TheirCollector):
+        torch.manual_seed(0)
+        env = case.make_env(num_envs)
+        batches.append(collected(kind, env, case.script.make_policy(env), steps=30, num_batches=3)[0])
+    problem = first_difference(*batches)
+    if problem is not None:
+        raise WrongData(f"{case.title}, {num_envs} env: {problem}")
 
 
 def measure(case: Case, num_envs: int, options: argparse.Namespace) -> Measured:
@@ -371,7 +221,7 @@ def measure(case: Case, num_envs: int, options: argparse.Namespace) -> Measured:
     def collector(name: str) -> Any:
         torch.manual_seed(0)
         env = case.make_env(num_envs)
-        policy = case.make_policy(env)
+        policy = case.script.make_policy(env)
         frames = STEPS_PER_BATCH * num_envs
         if name == "torchrl":
             return TheirCollector(env, policy, frames_per_batch=frames, total_frames=-1)
@@ -419,11 +269,11 @@ def markdown(results: Sequence[Measured]) -> str:
                 f"{result.ratio('torchrl'):.1f} ×",
             )
         ]
-        rows.append([title, *cells])
+        rows.append([title, *cells, *[""] * (6 - len(cells))])
     heads = [f"{what}, {n} env" for n in (1, 8) for what in ("swath", "TorchRL", "gain")]
     lines = [markdown_table(["env", *heads], rows)]
     for n in (1, 8):
-        gains = [result.ratio("torchrl") for result in results if result.case.is_script and result.num_envs == n]
+        gains = [result.ratio("torchrl") for result in results if result.case.is_published and result.num_envs == n]
         if gains:
             lines.append(f"Published scripts, {n} env: median {median(gains):.1f} ×, least {min(gains):.1f} ×")
     return "\n\n".join(lines)

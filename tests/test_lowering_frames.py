@@ -524,12 +524,30 @@ def test_a_reset_of_all_keeps_the_lengths() -> None:
         assert_equal(mine, other)
 
 
-def test_what_steps_copies_stays_a_guest() -> None:
+@pytest.mark.parametrize("shape", ["one", "serial transformed"])
+@pytest.mark.parametrize("driving", ["NoopResetEnv", "FrameSkipTransform"])
+def test_what_steps_copies_stays_a_guest(driving: str, shape: str) -> None:
     def transform(lib: Any) -> Any:
-        return lib.Compose(lib.CatFrames(N=2, dim=-1, in_keys=["observation"]), lib.NoopResetEnv(2))
+        return lib.Compose(lib.CatFrames(N=2, dim=-1, in_keys=["observation"]), getattr(lib, driving)(2))
 
-    _, env, _ = collected(shapes(long_episodes, transform)["one"]())
+    lowered, env, _ = collected(shapes(long_episodes, transform)[shape]())
     assert "steps copies" in env.plan()
+    assert_same(lowered, collected(ours.GuestEnv(shapes(long_episodes, transform)[shape](), lower=False))[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_transformed_env_in_another(shape: str) -> None:
+    """It is one with more transforms, also within a SerialEnv."""
+
+    def make() -> Any:
+        inner = shapes(long_episodes, lambda lib: lib.StepCounter(max_steps=5))
+        if shape != "serial transformed":
+            return theirs().TransformedEnv(inner[shape](), theirs().RewardSum())
+        return theirs().SerialEnv(3, lambda: theirs().TransformedEnv(inner["one"](), theirs().RewardSum()))
+
+    lowered, env, _ = collected(make())
+    assert env.plan().endswith("stepped on rows, then StepCounter, RewardSum"), env.plan()
+    assert_same(lowered, collected(ours.GuestEnv(make(), lower=False))[0])
 
 
 # -- any of them, in any order -----------------------------------------------------------------------------------------

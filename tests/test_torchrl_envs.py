@@ -1,7 +1,8 @@
 """TorchRL's envs as guests: each collector delivers what TorchRL's own delivers. ``make test-torchrl`` runs these.
 
 The envs count, so that every number is foretold; each has another form of keys: nested, several groups of flags and
-rewards, agents of different shapes, growing tensors, strings.
+rewards, agents of different shapes, growing tensors, strings. Those that swath knows as a whole
+are stepped in both ways: on rows, and as they are.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 from tensordict.utils import is_non_tensor
 
+from guest_ways import assert_way, in_this_way
 from swath.collectors import AsyncBatchedCollector, AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.errors import EnvError
+from transform_envs import Foretold
 
 pytestmark = [
     pytest.mark.torchrl,
@@ -58,9 +61,12 @@ class Guest:
     policy: Callable[[Any], Any] = ones
     #: Whether it gives what is no tensor of a fixed shape.
     has_objects: bool = False
+    #: Whether it is one that is lowered, if it may be.
+    is_known: bool = False
+    may_lower: bool = True
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}, as it is" if self.is_known and not self.may_lower else self.name
 
 
 def nested(**which: bool) -> Callable[[], Any]:
@@ -75,7 +81,47 @@ def heterogeneous_policy(env: Any) -> Any:
     return mocks().HeterogeneousCountingEnvPolicy(env.full_action_spec)
 
 
-GUESTS = [
+def sways(env: Any) -> Callable[[Any], Any]:
+    """A policy that looks at what it is given, for however many envs it is called."""
+
+    def policy(tensordict: Any) -> Any:
+        to_the_right = (tensordict["observation"][..., 0] > 0).long()
+        return tensordict.set("action", torch.nn.functional.one_hot(to_the_right, 3))
+
+    return policy
+
+
+def gym(number: int = 0) -> Any:
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(Foretold(number, "vector"))
+
+
+def transformed_gym(number: int = 0) -> Any:
+    """One in another: counters, frames that are stacked, and episodes that are cut."""
+    from torchrl import envs
+
+    stack = envs.Compose(
+        envs.InitTracker(),
+        envs.StepCounter(max_steps=5),
+        envs.CatFrames(N=2, dim=-1, in_keys=["observation"], out_keys=["frames"]),
+    )
+    return envs.TransformedEnv(envs.TransformedEnv(gym(number), stack), envs.RewardSum())
+
+
+def several(make: Callable[[int], Any]) -> Any:
+    from torchrl.envs import SerialEnv
+
+    return SerialEnv(3, [lambda number=number: make(number) for number in range(3)])
+
+
+def several_transformed() -> Any:
+    from torchrl import envs
+
+    return envs.TransformedEnv(several(transformed_gym), envs.StepCounter(step_count_key="steps"))
+
+
+UNKNOWN = [
     Guest("counting", lambda: mocks().CountingEnv(max_steps=4), count),
     Guest("counting, function", lambda: mocks().CountingEnv(max_steps=4)),
     Guest("batched", lambda: mocks().CountingBatchedEnv(max_steps=torch.tensor([4, 5]), batch_size=[2]), count),
@@ -95,6 +141,21 @@ GUESTS = [
     Guest("not tensors", lambda: mocks().EnvWithMetadata(), has_objects=True),
     Guest("tensorclass", lambda: mocks().EnvWithTensorClass(max_steps=4), count, has_objects=True),
 ]
+KNOWN = [
+    Guest("gym with transforms", transformed_gym, sways, is_known=True),
+    Guest("several gyms with transforms", several_transformed, sways, is_known=True),
+]
+PLAIN = [
+    Guest("gym", gym, sways, is_known=True),
+    Guest("several gyms", lambda: several(gym), sways, is_known=True),
+]
+
+
+def in_both_ways(guests: list[Guest]) -> list[Guest]:
+    return [*guests, *[replace(guest, may_lower=False) for guest in guests]]
+
+
+GUESTS = [*UNKNOWN, *in_both_ways(KNOWN)]
 
 
 def entries(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -127,11 +188,17 @@ def assert_same(ours: Any, theirs: Any) -> None:
             assert own[key] == value, key
 
 
+def for_several(guest: Guest) -> Guest:
+    """With a policy that takes several envs at once."""
+    return guest if guest.is_known else replace(guest, policy=ones)
+
+
 def collected(kind: Any, guest: Guest, num_envs: int | None = None, **kwargs: Any) -> list[Any]:
     """``NUM_BATCHES`` batches of each env, of ``STEPS`` steps."""
     probe = guest.make()
     each = STEPS * max(1, probe.batch_size.numel())
-    envs = guest.make if num_envs is None else [guest.make] * num_envs
+    make = in_this_way(guest.make, guest.may_lower)
+    envs = make if num_envs is None else [make] * num_envs
     frames = each * (num_envs or 1)
     collector = kind(
         envs,
@@ -142,6 +209,7 @@ def collected(kind: Any, guest: Guest, num_envs: int | None = None, **kwargs: An
     )
     collector.set_seed(3)
     batches = [batch.clone() for batch in collector]
+    assert_way(collector, guest.is_known and guest.may_lower)
     collector.shutdown()
     return batches
 
@@ -149,10 +217,10 @@ def collected(kind: Any, guest: Guest, num_envs: int | None = None, **kwargs: An
 def of_torchrl(guest: Guest, **kwargs: Any) -> list[Any]:
     import torchrl.collectors
 
-    return collected(torchrl.collectors.Collector, guest, **kwargs)
+    return collected(torchrl.collectors.Collector, replace(guest, may_lower=True), **kwargs)
 
 
-@pytest.mark.parametrize("guest", GUESTS, ids=str)
+@pytest.mark.parametrize("guest", [*GUESTS, *in_both_ways(PLAIN)], ids=str)
 def test_collector(guest: Guest) -> None:
     for ours, theirs in zip(collected(Collector, guest), of_torchrl(guest), strict=True):
         assert type(ours) is type(theirs)
@@ -171,7 +239,7 @@ def test_multi_sync(guest: Guest) -> None:
 @pytest.mark.parametrize("guest", GUESTS, ids=str)
 def test_several_in_a_worker(guest: Guest) -> None:
     """Where envs share a policy call, the policy must take several at once."""
-    guest = replace(guest, policy=ones)
+    guest = for_several(guest)
     batches = collected(MultiSyncCollector, guest, 2, num_workers=1)
     for ours, theirs in zip(batches, of_torchrl(guest), strict=True):
         for env in range(2):
@@ -200,7 +268,7 @@ def test_async_batched(guest: Guest) -> None:
         with pytest.raises(EnvError, match="no tensor of a fixed shape"):
             collected(AsyncBatchedCollector, guest, 1)
         return
-    guest = replace(guest, policy=ones)
+    guest = for_several(guest)
     theirs = torch.cat(of_torchrl(guest), -1)
     theirs = theirs.reshape(-1, theirs.shape[-1])
     ours = torch.cat(collected(AsyncBatchedCollector, guest, 1), 0)

@@ -1,4 +1,7 @@
-"""TorchRL's transforms, batched envs and policies as guests: same data as from its own collector."""
+"""TorchRL's transforms, batched envs and policies as guests: same data as from its own collector.
+
+Whatever is known as a whole is stepped in both ways, on rows and as it is.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from guest_ways import assert_way, both_ways, in_this_way
 from seeded_cartpole import cartpole, seeded
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.envs import GymEnv as OwnGymEnv
@@ -64,10 +68,19 @@ def one_hot(scores: torch.Tensor) -> torch.Tensor:
     return nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
 
 
-def run(kind: Any, make: Any, policy: Any, *, frames: int = 60, batches: int = 3, **kwargs: Any) -> list[Any]:
-    """Envs seed themselves: a seed that TorchRL's collector is given takes effect after the first episode only."""
+def run(
+    kind: Any, make: Any, policy: Any, *, frames: int = 60, batches: int = 3, lower: bool | None = None, **kwargs: Any
+) -> list[Any]:
+    """Envs seed themselves: a seed that TorchRL's collector is given takes effect after the first episode only.
+
+    ``lower``: whether the env must be lowered, or may not; None: whatever comes.
+    """
+    if lower is not None:
+        make = [in_this_way(each, lower) for each in make] if isinstance(make, list) else in_this_way(make, lower)
     collector = kind(make, policy, frames_per_batch=frames, total_frames=frames * batches, **kwargs)
     result = [batch.clone() for batch in collector]
+    if lower is not None:
+        assert_way(collector, lower)
     collector.shutdown()
     return result
 
@@ -97,47 +110,56 @@ TRANSFORMS = {
 }
 
 
+@both_ways
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms(name: str) -> None:
+def test_transforms(name: str, lower: bool) -> None:
     make = transformed(*TRANSFORMS[name])
     theirs = run(torchrl_collector(), make, fixed_policy())
-    for ours, expected in zip(run(Collector, make, fixed_policy()), theirs, strict=True):
+    for ours, expected in zip(run(Collector, make, fixed_policy(), lower=lower), theirs, strict=True):
         assert_same(ours, expected)
 
 
+@both_ways
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_transforms_in_workers(kind: Any) -> None:
+def test_transforms_in_workers(kind: Any, lower: bool) -> None:
     make = transformed(*TRANSFORMS["several"])
-    (ours, *_) = run(kind, [make], fixed_policy())
+    (ours, *_) = run(kind, [make], fixed_policy(), lower=lower)
     (theirs, *_) = run(torchrl_collector(), make, fixed_policy())
     assert_same(ours[0] if kind is MultiSyncCollector else ours, theirs)
 
 
-def test_frame_limit_is_torchrls_own() -> None:
+@both_ways
+def test_frame_limit_is_torchrls_own(lower: bool) -> None:
     make = transformed(("RewardSum", {}))
     theirs = run(torchrl_collector(), make, fixed_policy(), max_frames_per_traj=6)
-    for ours, expected in zip(run(Collector, make, fixed_policy(), max_frames_per_traj=6), theirs, strict=True):
+    found = run(Collector, make, fixed_policy(), max_frames_per_traj=6, lower=lower)
+    for ours, expected in zip(found, theirs, strict=True):
         assert_same(ours, expected)
         assert int(ours["next", "step_count"].max()) == 6
 
 
+@both_ways
 @pytest.mark.parametrize("name", ["SerialEnv", "ParallelEnv"])
-def test_its_batched_envs(name: str) -> None:
-    make = getattr(envs(), name)
-    ours = run(Collector, make(2, cartpole), fixed_policy(), frames=80)
-    theirs = run(torchrl_collector(), make(2, cartpole), fixed_policy(), frames=80)
+def test_its_batched_envs(name: str, lower: bool) -> None:
+    def make() -> Any:
+        return getattr(envs(), name)(2, cartpole)
+
+    ours = run(Collector, in_this_way(make, lower), fixed_policy(), frames=80)
+    theirs = run(torchrl_collector(), make, fixed_policy(), frames=80)
     for own, expected in zip(ours, theirs, strict=True):
         assert own.shape == (2, 40)
         assert_same(own, expected)
 
 
-def test_reset_of_one_env() -> None:
-    env = envs().SerialEnv(2, transformed(("StepCounter", {})))
-    collector = Collector(env, fixed_policy(), frames_per_batch=8)
+@both_ways
+def test_reset_of_one_env(lower: bool) -> None:
+    make = in_this_way(lambda: envs().SerialEnv(2, transformed(("StepCounter", {}))), lower)
+    collector = Collector(make, fixed_policy(), frames_per_batch=8)
     next(iter(collector))
     collector.reset([1])
     batch = next(iter(collector))
     assert batch["step_count"][:, 0].reshape(-1).tolist() == [4, 0]
+    assert_way(collector, lower)
     collector.shutdown()
 
 
@@ -177,26 +199,30 @@ def e_greedy() -> Any:
     return TensorDictSequential(q_value_actor(), modules().EGreedyModule(spec, eps_init=0.0, eps_end=0.0))
 
 
+@both_ways
 @pytest.mark.parametrize("make_policy", [probabilistic_actor, q_value_actor, actor_value_operator, e_greedy])
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, AsyncBatchedCollector])
-def test_policies(make_policy: Callable[[], Any], kind: Any) -> None:
+def test_policies(make_policy: Callable[[], Any], kind: Any, lower: bool) -> None:
     """Deterministically, its own collector's data; also in swath's own envs."""
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
     exploration = {"exploration_type": ExplorationType.DETERMINISTIC}
     make = transformed(("InitTracker", {}))
     (theirs, *_) = run(torchrl_collector(), make, make_policy(), **exploration)
-    (ours, *_) = run(kind, make if kind is Collector else [make], make_policy(), **exploration)
+    (ours, *_) = run(kind, make if kind is Collector else [make], make_policy(), lower=lower, **exploration)
     ours = ours[0] if kind is MultiSyncCollector else ours
     assert_same(ours.exclude("env_index", "policy_version", ("next", "policy_version")), theirs)
+    if not lower:
+        return
     with set_exploration_type(ExplorationType.RANDOM):
         (own, *_) = run(kind, [lambda: OwnGymEnv("CartPole-v1")], make_policy())
     assert set(own.keys(True, True)) >= set(theirs.exclude("is_init", ("next", "is_init")).keys(True, True))
 
 
+@both_ways
 @pytest.mark.parametrize("name", ["LSTMModule", "GRUModule"])
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_recurrent_modules_with_their_primers(name: str, kind: Any) -> None:
+def test_recurrent_modules_with_their_primers(name: str, kind: Any, lower: bool) -> None:
     torch.manual_seed(0)
     recurrent = getattr(modules(), name)(4, 8, in_key="observation", out_key="features")
     policy = TensorDictSequential(
@@ -208,7 +234,8 @@ def test_recurrent_modules_with_their_primers(name: str, kind: Any) -> None:
         return env.append_transform(recurrent.make_tensordict_primer())
 
     theirs = run(torchrl_collector(), make, policy)
-    ours = run(kind, make if kind is Collector else [make], policy)
+    given = in_this_way(make, lower)
+    ours = run(kind, given if kind is Collector else [given], policy)
     for own, expected in zip(ours, theirs, strict=True):
         assert_same(own[0] if kind is MultiSyncCollector else own, expected)
     assert any("recurrent" in str(key) for key in ours[0].keys(True, True))

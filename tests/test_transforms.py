@@ -15,6 +15,7 @@ from counting import CountingEnv, CountingTensorDictEnv, make_counting
 from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.envs import (
     Compose,
+    GymWrapper,
     InitTracker,
     ParallelEnv,
     RewardSum,
@@ -232,3 +233,27 @@ def test_of_all_that_step_gives() -> None:
     stepped = env.step(env.rand_action(root))
     assert stepped["next", "step_count"] == 1
     assert set(env.fake_tensordict().keys(True, True)) == set(stepped.keys(True, True))
+
+
+class Rewarding(CountingEnv):
+    """Gives rewards that are hard to add up, and goes on."""
+
+    REWARDS = (0.1, 1e8, 1.0, -1e8, 1e-45, 3e38, 3e38, -1.0, float("-inf"), 2.0)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        observation, *_, info = super().step(action)
+        return observation, self.REWARDS[(self.step_count - 1) % 10], False, False, info
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_sums_are_of_the_rewards_precision(num_envs: int) -> None:
+    env = GymWrapper(Rewarding()) if num_envs == 1 else SerialEnv(2, lambda: GymWrapper(Rewarding()))
+    sums = TransformedEnv(env, RewardSum()).rollout(10)["next", "episode_reward"].reshape(num_envs, 10)
+    total, expected = torch.zeros(()), []
+    for reward in Rewarding.REWARDS:
+        total = total + torch.tensor(reward)
+        expected.append(total)
+    assert torch.equal(sums.nan_to_num(7.0), torch.stack(expected).expand(num_envs, 10).nan_to_num(7.0))
+    assert sums.isinf().any()
+    assert sums.isnan().any()

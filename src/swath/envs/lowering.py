@@ -428,14 +428,12 @@ def _lower_serial(guest: Any) -> EnvBase:
     if not all(name_of(child) == "TransformedEnv" for child in children):
         raise NotLowered(f"SerialEnv of {type(children[0]).__name__} is not known")
     # Transforms that treat each env alike do the same to all of them at once.
-    for child in children:
-        require_unchanged(child)
-    stacks = [_lower_transforms(child.transform) for child in children]
+    stacks, bases = zip(*[_peeled(child) for child in children], strict=True)
     if not all(transform.is_by_env for stack in stacks for transform in stack):
         return SerialRowEnv([_lower_transformed(child) for child in children], None)
     if any(repr(stack) != repr(stacks[0]) for stack in stacks):
         raise NotLowered("its envs differ in their transforms")
-    base = _rows_of([child.base_env for child in children], (len(children),))
+    base = _rows_of(list(bases), (len(children),))
     joined = []
     for alike in zip(*stacks, strict=True):
         ours, *others = alike
@@ -445,21 +443,26 @@ def _lower_serial(guest: Any) -> EnvBase:
     return TransformedEnv(base, Compose(*joined))
 
 
-def _lower_transformed(guest: Any) -> EnvBase:
-    stack = _lower_transforms(guest.transform)
-    base = guest.base_env
-    while name_of(base) == "TransformedEnv":  # one in another is one with more transforms
-        require_unchanged(base)
-        stack = Compose(_lower_transforms(base.transform), stack)
-        base = base.base_env
-    env = lower(base)
-    if env.batch_size.numel() > 1:
-        _require_clear_resets(stack)
+def _peeled(guest: Any) -> tuple[Compose, Any]:
+    """The transforms around an env, and the env: one in another is one with more transforms."""
+    stack = Compose()
+    while name_of(guest) == "TransformedEnv":
+        require_unchanged(guest)
+        stack = Compose(_lower_transforms(guest.transform), stack)
+        guest = guest.base_env
     for number, transform in enumerate(stack):
         # It steps copies of those before it: fine for those that remember nothing by themselves.
         clear = _FORGETFUL if isinstance(transform, NoopResetEnv) else ()
         if transform.drives and not all(isinstance(before, clear) for before in stack[:number]):
             raise NotLowered(f"{type(transform).__name__} steps copies of the transforms before it")
+    return stack, guest
+
+
+def _lower_transformed(guest: Any) -> EnvBase:
+    stack, base = _peeled(guest)
+    env = lower(base)
+    if env.batch_size.numel() > 1:
+        _require_clear_resets(stack)
     return TransformedEnv(env, stack)
 
 

@@ -49,7 +49,8 @@ class StepCounter(Transform):
             specs.done["truncated"] = Categorical(2, shape, torch.bool)
 
     def bind(self, rows: Rows) -> Stage:
-        return _StepCounterStage(rows, self.step_count_key, self.max_steps)
+        kind = _OneStepCount if rows.num_envs == 1 else _StepCounterStage
+        return kind(rows, self.step_count_key, self.max_steps)
 
     def __repr__(self) -> str:
         return f"StepCounter(max_steps={self.max_steps})"
@@ -59,6 +60,7 @@ class _StepCounterStage:
     def __init__(self, rows: Rows, key: str, max_steps: int | None) -> None:
         self._count = rows.new(key, (1,), torch.int64).array
         self._flat = self._count.reshape(-1)
+        self._one = np.ones_like(self._count)  # a number would be looked at in each step
         self._truncated = rows.truncated
         self._max_steps = max_steps
         #: So many steps are sure not to be too many.
@@ -66,7 +68,7 @@ class _StepCounterStage:
 
     def step(self, env_ids: Sequence[int] | None) -> Sequence[int] | None:
         if env_ids is None:
-            self._count += 1
+            np.add(self._count, self._one, self._count)
         else:
             self._flat[env_ids] += 1
         if self._room is None:
@@ -89,6 +91,30 @@ class _StepCounterStage:
         """Other counts were written."""
         if self._max_steps is not None:
             self._room = self._max_steps - int(self._flat.max())
+
+
+class _OneStepCount:
+    """Of one env: Python adds two numbers in a tenth of the time that NumPy takes for two arrays."""
+
+    def __init__(self, rows: Rows, key: str, max_steps: int | None) -> None:
+        self._count = _number(rows.new(key, (1,), torch.int64).array)
+        self._truncated = rows.truncated
+        self._max_steps = max_steps
+
+    def step(self, env_ids: Sequence[int] | None) -> Sequence[int] | None:
+        self._count[0] = count = self._count[0] + 1
+        if self._max_steps is None or count < self._max_steps:
+            return None
+        self._truncated[0] = True
+        return [0]
+
+    def reset(self, env_ids: Sequence[int]) -> None:
+        self._count[0] = 0
+
+
+def _number(array: np.ndarray) -> Any:
+    """The memory of an array of one number, to be read and written at 0."""
+    return memoryview(array.reshape(-1))  # type: ignore[arg-type]
 
 
 class RewardSum(Transform):
@@ -131,7 +157,13 @@ class RewardSum(Transform):
             specs.put(as_key(out_key), Unbounded(spec.shape, spec.dtype, spec.device), "observation")
 
     def bind(self, rows: Rows) -> Stage:
-        return _RewardSumStage(rows, list(zip(self.in_keys, self.out_keys, strict=True)))
+        pairs = []
+        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+            read = rows[in_key]
+            pairs.append((rows.new(out_key, read.tensor.shape[1:], read.tensor.dtype).array, read.array))
+        if len(pairs) == 1 and pairs[0][0].size == 1 and pairs[0][0].dtype in (np.float32, np.float64):
+            return _OneRewardSum(*pairs[0])
+        return _RewardSumStage(pairs)
 
 
 def _sum_key(key: NestedKey) -> NestedKey:
@@ -140,13 +172,28 @@ def _sum_key(key: NestedKey) -> NestedKey:
     return (*path, name) if path else name
 
 
+class _OneRewardSum:
+    """Of one env and one reward. A sum in double precision, rounded, is the sum in single precision."""
+
+    def __init__(self, total: np.ndarray, reward: np.ndarray) -> None:
+        self._arrays = total, reward
+        self._total, self._reward = _number(total), _number(reward)
+
+    def step(self, env_ids: Sequence[int] | None) -> None:
+        try:
+            self._total[0] += self._reward[0]
+        except OverflowError:  # too large for single precision: infinite
+            total, reward = self._arrays
+            with np.errstate(over="ignore"):
+                np.add(total, reward, total)
+
+    def reset(self, env_ids: Sequence[int]) -> None:
+        self._total[0] = 0.0
+
+
 class _RewardSumStage:
-    def __init__(self, rows: Rows, keys: list[tuple[NestedKey, NestedKey]]) -> None:
-        self._pairs = []
-        for in_key, out_key in keys:
-            read = rows[in_key]
-            self._pairs.append((rows.new(out_key, read.tensor.shape[1:], read.tensor.dtype).array, read.array))
-        self._only = self._pairs[0] if len(self._pairs) == 1 else None
+    def __init__(self, pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        self._pairs = pairs
 
     def step(self, env_ids: Sequence[int] | None) -> None:
         if env_ids is None:
