@@ -147,7 +147,8 @@ def renormalised(env: Any) -> Any:
         norm_class=BatchRenorm1d,
         norm_kwargs={"momentum": 0.01, "num_features": 256, "warmup_steps": 100_000},
     )
-    extractor = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=0.1)
+    options: dict[str, Any] = {"scale_mapping": "biased_softplus_1.0", "scale_lb": 0.1}
+    extractor = NormalParamExtractor(**options)
     return squashed(env, nn.Sequential(network, extractor), return_log_prob=False).eval()
 
 
