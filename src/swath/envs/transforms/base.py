@@ -305,6 +305,18 @@ class Transform:
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         pass
 
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Raise what ``load_state_dict`` would raise, and change nothing."""
+        before = self.state_dict()
+        try:
+            self.load_state_dict(state_dict, strict)
+        finally:
+            self.load_state_dict(before, False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy belongs to no env yet."""
+        return {name: value for name, value in self.__dict__.items() if name != "container"}
+
     def _check_batched_worker_compat(self) -> None:  # what TorchRL's SerialEnv and ParallelEnv ask first
         raise TypeError(
             "torchrl.envs.SerialEnv and ParallelEnv are for TorchRL's envs, and this TransformedEnv is of swath: write "

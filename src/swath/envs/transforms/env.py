@@ -125,6 +125,15 @@ class TransformedEnv(RowEnv):
         for i, transform in enumerate(self.transform):
             transform.load_state_dict(state_dict.get("transforms", {}).get(str(i), {}), strict)
 
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self.base_env.check_state_dict(state_dict.get("base_env", {}), strict)
+        for i, transform in enumerate(self.transform):
+            transform.check_state_dict(state_dict.get("transforms", {}).get(str(i), {}), strict)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._adopt()
+
     def complete_policy(self, policy: Any) -> None:
         self.base_env.complete_policy(policy)
 
