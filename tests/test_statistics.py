@@ -170,6 +170,22 @@ def test_checking_a_state_loads_nothing() -> None:
         floats(Compose()).load_state_dict(other.state_dict())
 
 
+def test_a_copy_goes_with_other_envs() -> None:
+    """What the original's env looks like is nothing to it."""
+    norm = VecNormV2(KEYS)
+    env = floats(norm, 3)
+    collected(env)
+    other = norm.clone()
+    other.load_state_dict(seen("VecNormV2").state_dict())
+    collected(floats(other))
+    with pytest.raises(ValueError, match="statistics of"):
+        floats(norm.frozen_copy())  # of three envs
+    assert norm.loc["position"].shape == (3, 3)
+    env.load_state_dict(env.state_dict())
+    other.load_state_dict({**other.state_dict(), "more": torch.ones(1)}, strict=False)
+    assert "more" not in other.state_dict()
+
+
 def test_nothing_was_seen_yet() -> None:
     for norm in (VecNorm(KEYS), VecNorm(KEYS).share_memory(), VecNormV2(KEYS), VecNormV2(KEYS).share_memory()):
         assert norm.state_dict() == {}
@@ -206,7 +222,8 @@ def test_taking_turns(name: str, num_envs: int) -> None:
     given = "shared_td" if name.startswith("VecNorm,") or name == "VecNorm" else "shared_data"
     norms = [NORMS[name](**{given: pickle.loads(pickle.dumps(shared))}) for _ in range(3)]
     one = NORMS[name]()
-    envs, same = [floats(norm, num_envs) for norm in norms], [floats(one, num_envs) for _ in norms]
+    envs: list[Any] = [floats(norm, num_envs) for norm in norms]
+    same: list[Any] = [floats(one, num_envs) for _ in norms]
     order = np.random.default_rng(0).integers(0, 3, 40).tolist()
     for number, env in enumerate([*envs, *same]):
         env.set_seed(number % 3)
@@ -247,12 +264,13 @@ def test_some_envs_step() -> None:
         env = floats(norm.share_memory(), 3)
         root = env.reset().update(env.full_action_spec.rand())
         root["_step"] = torch.tensor([True, False, True])
-        before = norm.get_extra_state()
+        before: Any = norm.get_extra_state()
         after: Any = env.step(root)["next"]
         assert torch.equal(after["position"][1], root["position"][1])
         assert not torch.equal(after["position"][0], root["position"][0])
         name = next(name for name in before if "count" in name and "position" in name)
-        assert float(norm.get_extra_state()[name]) == float(before[name]) + 2
+        after_it: Any = norm.get_extra_state()
+        assert float(after_it[name]) == float(before[name]) + 2
     env = floats(VecNormV2(KEYS).share_memory(), 3)
     root = env.reset().update(env.full_action_spec.rand())
     root["_step"] = torch.tensor([True, False, True])
@@ -287,11 +305,11 @@ def test_slots_are_used_again() -> None:
     shared = SharedStatistics(max_writers=2)
     norms = [VecNorm(["reward"], shared_td=pickle.loads(pickle.dumps(shared)), decay=1.0) for _ in range(3)]
     reader = VecNorm(["reward"], shared_td=shared, decay=1.0)
-    for norm in norms[:2]:
-        collected(floats(norm), 5)
+    collected(floats(norms[0]), 5)
+    collected(floats(norms[1]), 5)
     with pytest.raises(EnvError, match="max_writers=4"):
         collected(floats(norms[2]), 5)
-    del norm, norms[0]
+    del norms[0]
     for _ in range(3):
         gc.collect()
         collected(floats(VecNorm(["reward"], shared_td=pickle.loads(pickle.dumps(shared)), decay=1.0)), 5)
@@ -300,25 +318,27 @@ def test_slots_are_used_again() -> None:
 
 @pytest.mark.processes
 def test_a_forked_process_has_a_slot_of_its_own() -> None:
-    norm = VecNorm(["reward"], decay=1.0).share_memory()
+    shared = SharedStatistics()
+    norm = VecNorm(["reward"], shared_td=shared, decay=1.0)
     env = floats(norm)
     env.rollout(5, break_when_any_done=False)
     child = os.fork()
     if child == 0:
-        status = 1
+        slot = 0
         try:
             env.rollout(7, break_when_any_done=False)
-            status = 0
+            slot = shared.own_slot()
         finally:
-            os._exit(status)
+            os._exit(slot)
     env.rollout(7, break_when_any_done=False)
-    assert os.waitpid(child, 0)[1] == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == shared.own_slot() + 1
     assert float(norm.state_dict()["reward_count"]) == 19
 
 
 # -- shared, over processes --------------------------------------------------------------------------------------------
 
-SIZE = 3000
+#: So many that copying them takes as long as the rest.
+SIZE = 30_000
 
 
 def add_for_ever(pickled: bytes) -> None:
@@ -347,9 +367,12 @@ def test_reads_are_whole_and_a_kill_loses_nothing() -> None:
         return process
 
     writers = [start() for _ in range(2)]
+    last = 0.0, 0.0
     try:
         for kill in range(6):
             before = read()[1]
+            for _ in range(300):
+                read()
             assert wait_until(lambda before=before: read()[1] > before + 50), "writers are stuck"
             os.kill(writers[kill % 2].pid, signal.SIGKILL)
             writers[kill % 2].join()
@@ -617,7 +640,8 @@ def test_by_path_in_workers(kind: Any, workers: int, scheme: Any) -> None:
                 assert_close(state, norm.state_dict(), 0)
         kill_worker(collector, workers - 1)
         for _ in range(6):  # what was under way before is among the first of them
-            batch = next(batches)
+            next(batches)
+        batch = next(batches)
         for state in states(paths[0]):  # its successor was sent them again
             assert_close(state, known["VecNorm"].state_dict(), 0)
         loc, scale = known["VecNorm"].loc["position"], known["VecNorm"].scale["position"]

@@ -100,7 +100,6 @@ class Normalizing(Transform):
         state = self.state_dict()
         other = copy.copy(self)
         other.lock, other._shared, other._goes_on_elsewhere = None, None, False
-        other._is_bound = False
         other._forget()
         other.load_state_dict(state)
         return other
@@ -125,7 +124,7 @@ class Normalizing(Transform):
             del state["_source"]  # a copy has its own
         if not self._goes_on_elsewhere:
             state["lock"] = None  # nobody else has the statistics of a copy
-        return {**state, "_is_bound": False}
+        return {**state, "_is_bound": False, "_expected": {}}  # which its own env will say
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"_source": self, **state})
@@ -282,7 +281,8 @@ class Normalizing(Transform):
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on from these statistics; where they are shared, all processes do."""
         self.check_state_dict(state_dict, strict)
-        state = TensorDict(dict(self._own_form(state_dict)))
+        names = [name for key in self.in_keys for name in self._names_of(key)]
+        state = TensorDict(dict(self._own_form(state_dict))).select(*names, strict=False)
         if state.is_empty():
             return
         if self._shared is None:
