@@ -43,6 +43,7 @@ from swath.weight_update.weights import (
     require_no_weights,
     save_own_policy,
     weights_for_copies,
+    weights_for_part,
 )
 from swath.workers.blocks import BlockPool
 from swath.workers.ctrl_c import ctrl_c_waits
@@ -601,7 +602,10 @@ class MultiCollector(BaseCollector):
     def _refuse_model(self, name: str, source: Any) -> None:
         if name != "policy":
             known = ", ".join(map(repr, self._schemes)) or "none"
-            raise KeyError(f"there is no model {name!r} whose weights can be sent; weight_sync_schemes has {known}")
+            raise KeyError(
+                f"there is no model {name!r} whose weights can be sent; weight_sync_schemes has {known}: give a scheme "
+                "for it there"
+            )
         if source is not None:
             raise TypeError(
                 f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
@@ -621,7 +625,7 @@ class MultiCollector(BaseCollector):
             if is_per_worker(source):
                 return {worker: weights_for_copies(self.policy, each) for worker, each in source.items()}
             return weights_for_copies(self.policy, source)
-        return source
+        return source if name == "policy" else weights_for_part(source)
 
     def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
         """Weights of the policy, for updaters."""

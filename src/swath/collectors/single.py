@@ -32,6 +32,7 @@ from swath.collectors.threads import limited_threads, threads_left
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import make_env
+from swath.envs.paths import parts_of, resolve_path
 from swath.errors import CollectorClosed, EnvClosed
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
@@ -41,8 +42,9 @@ from swath.rollout.layout import CPU, Field, Key, leaves_of
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.mail import Mail
 from swath.rollout.plan import CallOptions, PolicyPlan
+from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.updaters import adopt_updater
-from swath.weight_update.weights import apply_weights, choose_source
+from swath.weight_update.weights import apply_weights, choose_sources, weights_for_part
 
 
 class Collector(BaseCollector):
@@ -250,6 +252,7 @@ class Collector(BaseCollector):
         self.policy = on_device(policy, devices.policy)
         env.complete_policy(self.policy)
         self._policy_version = 0
+        self._has_begun = False
         self._random_stream = RandomStream(devices.policy)
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
             self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, call_options)
@@ -334,6 +337,7 @@ class Collector(BaseCollector):
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
         with self._rollout.mail.collecting(), self._in_force():
+            self._has_begun = True
             return self._rollout.collect(
                 num_steps,
                 policy_version=self._policy_version,
@@ -348,6 +352,7 @@ class Collector(BaseCollector):
         If it raises, ``salvage_into()`` says how many were complete.
         """
         self._rollout.random_frames_left = random_frames
+        self._has_begun = True
         with self._in_force():
             num_steps = self._rollout.collect_into(leaves, num_steps)
         self._iter += 1
@@ -456,15 +461,21 @@ class Collector(BaseCollector):
     ) -> None:
         """Let the policy that collects have these weights: a module's, a TensorDict's, a state dict's.
 
-        Without arguments, those of the policy that the collector was made with. Counts the policy's version up.
+        Without arguments, those of the policy that the collector was made with. Counts the policy's version up. With
+        ``model_id="env.transform[0]"``, or another path, what is there in the env gets them.
         """
         if policy_weights is not None:
             warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
             weights = policy_weights
         if worker_ids not in (None, 0, [0]):
             raise ValueError(f"a Collector has one worker, 0; there is no worker {worker_ids}")
-        source = choose_source(policy_or_weights, weights, policy, weights_dict, model_id)
+        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
         self._raise_failure()
+        for path in [name for name in sources if name != "policy"]:
+            self._send_by_path(path, sources.pop(path))
+        if not sources:
+            return
+        source = sources["policy"]
         if self._updater is not None:
             self._updater.push_weights(source)
             return
@@ -472,6 +483,30 @@ class Collector(BaseCollector):
             source = self._given_policy
         # The user's own object may collect: what was trained is in it already.
         self.send_weights(None if source is self.policy else source)
+
+    def _send_by_path(self, path: str, weights: Any) -> None:
+        if "." not in path:
+            raise KeyError(
+                f"there is no model {path!r}; this collector has 'policy', and what a path such as 'env.transform[0]' "
+                "leads to"
+            )
+        if weights is None:
+            raise TypeError(f"update_policy_weights_: give the weights for {path!r}")
+        parts, weights = parts_of(self, path), weights_for_part(weights)
+
+        def apply() -> None:
+            for part in parts:
+                WeightStrategy().apply_weights(part, weights)
+            self.env_was_changed()
+            self._policy_version += 1
+            self._rollout.mail.policy_version = self._policy_version
+
+        self._rollout.mail.run(apply)
+
+    def env_was_changed(self) -> None:
+        """Before the first batch: what was observed when this collector was made is not what the env gives now."""
+        if not self._has_begun:
+            self._restart()
 
     def send_weights(self, weights: Any, worker_ids: Any = None) -> None:
         """Weights of the policy, for updaters; None if it has them.
@@ -567,15 +602,20 @@ class Collector(BaseCollector):
         return getattr(self.replay_buffer, name)
 
     def get_distant_attr(self, path: str) -> list[Any]:
-        """An attribute of this collector by its dotted path, for each worker: here, for the one there is."""
-        value: Any = self
-        for name in path.split("."):
-            value = getattr(value, name)
-        return [value]
+        """An attribute of this collector by its path, for each worker: here, for the one there is.
+
+        A path with an index (``"env.transform[0].loc"``) is followed in each env by itself: of several, it is a list.
+        """
+        parts = self._at(path)
+        return parts if len(parts) == 1 else [parts]
+
+    def _at(self, path: str) -> list[Any]:
+        return parts_of(self, path) if "[" in path else [resolve_path(self, path)]
 
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call ``path`` (such as ``"env.close"``) where the envs are: here, in this process."""
-        return self.get_distant_attr(path)[0](*args, **kwargs)
+        """Call ``path`` (such as ``"env.close"``, or ``"env.transform[0].freeze"``) where the envs are: here."""
+        results = [method(*args, **kwargs) for method in self._at(path)]
+        return results[0] if len(results) == 1 else results
 
     def map_fn(
         self, name: str, list_of_args: Sequence[Any] | None = None, list_of_kwargs: Sequence[Any] | None = None

@@ -182,12 +182,20 @@ class SerialRowEnv(_Children, RowEnv):
         return {f"env{i}": child.state_dict() for i, child in enumerate(self.children)}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self._require_as_many(state_dict, strict)
+        for i, child in enumerate(self.children):
+            child.load_state_dict(state_dict.get(f"env{i}", {}), strict)
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self._require_as_many(state_dict, strict)
+        for i, child in enumerate(self.children):
+            child.check_state_dict(state_dict.get(f"env{i}", {}), strict)
+
+    def _require_as_many(self, state_dict: Any, strict: bool) -> None:
         if strict and len(numbered(state_dict, "env")) != len(self.children):
             raise mismatch(
                 type(self).__name__, state_dict, f"the state of a SerialEnv of {count(len(self.children), 'env')}"
             )
-        for i, child in enumerate(self.children):
-            child.load_state_dict(state_dict.get(f"env{i}", {}), strict)
 
     def _close(self) -> None:
         for child in self.children:

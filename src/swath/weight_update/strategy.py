@@ -9,7 +9,17 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.rollout.layout import nested
-from swath.weight_update.weights import apply_weights, flat_weights, has_weights, require_exact
+from swath.weight_update.weights import (
+    apply_weights,
+    flat_weights,
+    has_extra_state,
+    has_state,
+    has_weights,
+    require_exact,
+)
+
+#: Where a module's state dict has what is no tensor of it.
+_EXTRA = "_extra_state"
 
 
 class WeightStrategy:
@@ -36,11 +46,17 @@ class WeightStrategy:
         return TensorDict(nested(tensors), batch_size=[])
 
     def apply_weights(self, destination: Any, weights: Any) -> None:
-        """Into a module, or a TensorDict or mapping of the same structure; in place.
+        """Into a module, a transform, or a TensorDict or mapping of the same structure; in place.
 
         Raises:
             KeyError, ValueError: structures, shapes or dtypes do not fit.
         """
+        if has_state(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
+            destination.load_state_dict(_copied({tuple(n.split(".")): t for n, t in flat_weights(weights).items()}))
+            return
+        if has_extra_state(destination) and any(_EXTRA in name.split(".") for name in flat_weights(weights)):
+            destination.load_state_dict(_copied({_around_extra(n): t for n, t in flat_weights(weights).items()}))
+            return
         if has_weights(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
             apply_weights(destination, weights)
             return
@@ -60,3 +76,18 @@ class WeightStrategy:
         with torch.no_grad():
             for name, value in given.items():
                 own[name].copy_(value)
+
+
+def _copied(tensors: Mapping[tuple[str, ...], torch.Tensor]) -> dict[str, Any]:
+    """By path, as dicts in dicts; whoever loads them may keep them, and what they were sent in is written again."""
+    return nested({path: tensor.detach().clone() for path, tensor in tensors.items()})
+
+
+def _around_extra(name: str) -> tuple[str, ...]:
+    """A module's own names have dots, and so may those that it has in its extra state.
+
+    >>> _around_extra("norm._extra_state.loc.-|-.observation"), _around_extra("net.0.weight")
+    (('norm._extra_state', 'loc.-|-.observation'), ('net.0.weight',))
+    """
+    before, found, behind = name.partition(f"{_EXTRA}.")
+    return (before + _EXTRA, behind) if found else (name,)

@@ -38,12 +38,33 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
             else:
                 flat[str(name)] = value
         return flat
+    if has_state(source):
+        return flat_weights(source.state_dict())
     if callable(source) and (own := _own_tensors(source)):
         return own
     raise TypeError(
         f"weights must be a module, a TensorDict or a state dict, got {type(source).__name__}; to publish the policy's "
         "own weights, call update_policy_weights_() without arguments"
     )
+
+
+def has_state(thing: Any) -> bool:
+    """Whether its weights are its state: a transform's statistics, which no module has."""
+    if callable(thing):
+        return False
+    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def has_extra_state(module: Any) -> bool:
+    """Whether a module has more in its state than tensors: statistics of TorchRL's transforms, say."""
+    return isinstance(module, nn.Module) and any(
+        type(each).get_extra_state is not nn.Module.get_extra_state for each in module.modules()
+    )
+
+
+def weights_for_part(source: Any) -> Any:
+    """Weights that were given for a part of the envs: all that its state has."""
+    return source.state_dict() if has_extra_state(source) else source
 
 
 def _own_tensors(policy: Any) -> dict[str, torch.Tensor]:
@@ -275,12 +296,3 @@ def choose_sources(
         return dict(weights_dict)
     source = next((given for given in (positional, weights, policy) if given is not None), None)
     return {"policy" if model_id is None else model_id: source}
-
-
-def choose_source(positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None) -> Any:
-    """As ``choose_sources``, for a collector with one model."""
-    sources = choose_sources(positional, weights, policy, weights_dict, model_id)
-    for name in sources:
-        if name != "policy":
-            raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
-    return sources["policy"]

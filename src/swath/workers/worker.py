@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.envs.base import EnvBase
+from swath.envs.paths import parts_of_env, resolve_path
 from swath.envs.serial import SerialEnv
 from swath.errors import StateMismatch, add_note, told
 from swath.rollout.boundaries import TrajectoryIds
@@ -180,8 +180,8 @@ class Worker:
         """The modules behind an id: "policy", or a path such as "env.transform[0]" in every collector."""
         if model_id == "policy":
             return list({id(lane.collector.policy): lane.collector.policy for lane in self.lanes}.values())
-        if model_id.startswith("env"):  # of each env by itself, also where several share a lane
-            return [resolve_path(SimpleNamespace(env=env), model_id) for env in self._made]
+        if model_id.startswith("env."):  # of each env by itself, also where several share a lane
+            return [part for env in self._made for part in parts_of_env(env, model_id)]
         return [resolve_path(lane.collector, model_id) for lane in self.lanes]
 
     def weights_applied(self, model_id: str, version: int | None) -> None:
@@ -190,6 +190,8 @@ class Worker:
         self._page.write(policy_version=self._mail.policy_version)
         for lane in self.lanes:
             lane.collector._policy_version = self._mail.policy_version
+            if model_id.startswith("env."):
+                lane.collector.env_was_changed()
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -488,21 +490,6 @@ class Worker:
         for env in self._made:
             with suppress(Exception):
                 env.close(raise_if_closed=False)
-
-
-def resolve_path(root: Any, path: str) -> Any:
-    """``"env.transform[0]"`` in an object.
-
-    >>> resolve_path([[1, 2]], "[0][1]")
-    2
-    """
-    value = root
-    for part in path.replace("[", ".[").split("."):
-        if part.startswith("["):
-            value = value[int(part[1:-1])]
-        elif part:
-            value = getattr(value, part)
-    return value
 
 
 def _voluntary_switches() -> int:

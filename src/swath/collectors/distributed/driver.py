@@ -43,6 +43,7 @@ from swath.weight_update.weights import (
     require_no_weights,
     save_own_policy,
     weights_for_copies,
+    weights_for_part,
 )
 from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
@@ -655,7 +656,10 @@ class NodesCollector(BaseCollector):
         if name not in self._schemes:
             if name != "policy":
                 known = ", ".join(map(repr, self._schemes)) or "none"
-                raise KeyError(f"there is no model {name!r} whose weights can be sent; weight_sync_schemes has {known}")
+                raise KeyError(
+                    f"there is no model {name!r} whose weights can be sent; weight_sync_schemes has {known}: give a "
+                    "scheme for it there"
+                )
             if source is not None:
                 raise TypeError(
                     f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
@@ -671,7 +675,7 @@ class NodesCollector(BaseCollector):
             require_findable(self.policy)
         if source is not None and name == "policy" and self.policy is not None:
             return weights_for_copies(self.policy, source)
-        return source
+        return source if name == "policy" else weights_for_part(source)
 
     def _send(self, name: str, source: Any, nodes: Sequence[int] | None, version: int) -> None:
         self._schemes[name].send_to(_tensors(self.policy if source is None else source), nodes, version)

@@ -23,15 +23,15 @@ from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler
+from swath.envs.paths import parts_of
 from swath.errors import CollectorClosed
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.mail import ThreadMail
-from swath.weight_update.weights import apply_weights
+from swath.weight_update.strategy import WeightStrategy
 from swath.workers.board import env_share
 from swath.workers.seeding import derived_seed, seed_process
-from swath.workers.worker import resolve_path
 
 
 @dataclass(frozen=True)
@@ -361,10 +361,13 @@ class Node:
                 collector.update_policy_weights_(weights=weights, model_id=model_id)
             return
         assert isinstance(collector, Collector)
-        model = collector.policy if model_id == "policy" else resolve_path(collector, model_id)
+        models = [collector.policy] if model_id == "policy" else parts_of(collector, model_id)
 
         def apply() -> None:
-            apply_weights(model, weights)
+            for model in models:
+                WeightStrategy().apply_weights(model, weights)
+            if model_id.startswith("env."):
+                collector.env_was_changed()
             collector._policy_version = self._mail.policy_version = version
 
         self._mail.run(apply)

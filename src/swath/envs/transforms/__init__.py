@@ -20,6 +20,7 @@ from swath.envs.transforms.shapes import (
     SqueezeTransform,
     UnsqueezeTransform,
 )
+from swath.envs.transforms.shared_statistics import SharedStatistics
 from swath.envs.transforms.statistics import VecNorm, VecNormV2
 from swath.envs.transforms.values import (
     ClipTransform,
@@ -58,6 +59,7 @@ __all__ = [
     "RewardScaling",
     "RewardSum",
     "SelectTransform",
+    "SharedStatistics",
     "SignTransform",
     "SqueezeTransform",
     "StepCounter",

@@ -9,7 +9,7 @@ be run over all envs again at any time: that is what a reset of some of them doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 
 from swath.envs.specs import Composite, NestedKey, Spec, Unbounded
 from swath.rollout.layout import CPU, Key, as_key, show
+from swath.states import mismatch
 
 #: Of a spec's leaves, which are for whom.
 KINDS = ("observation", "action", "state", "reward", "done")
@@ -303,7 +304,20 @@ class Transform:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        pass
+        if not isinstance(state_dict, Mapping) or (strict and state_dict):
+            raise mismatch(type(self).__name__, state_dict, "an empty dict, since it keeps none")
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Raise what ``load_state_dict`` would raise, and change nothing."""
+        before = self.state_dict()
+        try:
+            self.load_state_dict(state_dict, strict)
+        finally:
+            self.load_state_dict(before, False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy belongs to no env yet."""
+        return {name: value for name, value in self.__dict__.items() if name != "container"}
 
     def _check_batched_worker_compat(self) -> None:  # what TorchRL's SerialEnv and ParallelEnv ask first
         raise TypeError(
@@ -356,6 +370,24 @@ class Compose(Transform):
         if name.startswith("_") or len(own) != 1:
             raise AttributeError(f"Compose of {len(own)} transforms has no attribute {name!r}")
         return getattr(own[0], name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): transform.state_dict() for i, transform in enumerate(self.transforms)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Each by its index; one that is not there has an empty state."""
+        for transform, state in self._each_with(state_dict, strict):
+            transform.load_state_dict(state, strict)
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        for transform, state in self._each_with(state_dict, strict):
+            transform.check_state_dict(state, strict)
+
+    def _each_with(self, state_dict: Any, strict: bool) -> Iterator[tuple[Transform, Any]]:
+        names = [str(i) for i in range(len(self.transforms))]
+        if not isinstance(state_dict, Mapping) or (strict and not set(state_dict) <= set(names)):
+            raise mismatch("Compose", state_dict, f"the states of {len(names)} transforms, by their numbers")
+        return ((each, state_dict.get(name, {})) for each, name in zip(self.transforms, names, strict=True))
 
     def __len__(self) -> int:
         return len(self.transforms)

@@ -117,13 +117,19 @@ class TransformedEnv(RowEnv):
         return self.base_env.set_seed(seed, static_seed)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {str(i): transform.state_dict() for i, transform in enumerate(self.transform)}
-        return {"base_env": self.base_env.state_dict(), "transforms": own}
+        return {"base_env": self.base_env.state_dict(), "transforms": self.transform.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         self.base_env.load_state_dict(state_dict.get("base_env", {}), strict)
-        for i, transform in enumerate(self.transform):
-            transform.load_state_dict(state_dict.get("transforms", {}).get(str(i), {}), strict)
+        self.transform.load_state_dict(state_dict.get("transforms", {}), strict)
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self.base_env.check_state_dict(state_dict.get("base_env", {}), strict)
+        self.transform.check_state_dict(state_dict.get("transforms", {}), strict)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._adopt()
 
     def complete_policy(self, policy: Any) -> None:
         self.base_env.complete_policy(policy)
