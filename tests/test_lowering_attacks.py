@@ -286,6 +286,24 @@ def test_changed_between_batches(make: Any, attack: Any, after: bool | None) -> 
         assert batches[3]["next", "step_count"].max() > 6
 
 
+@pytest.mark.parametrize("inner", [counting, single])
+def test_a_transform_that_looks_at_envs_that_were_not_reset(inner: Callable[[], Any]) -> None:
+    """Of those, TorchRL's SerialEnv shows what their episodes began with, which was before this transform came."""
+
+    class Crowd(rl().Transform):
+        def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
+            seen = tensordict_reset["observation"]
+            return tensordict_reset.set("observation", seen + seen.sum(0, keepdim=True))
+
+        def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+            return next_tensordict
+
+    def make() -> Any:
+        return rl().TransformedEnv(rl().SerialEnv(3, inner), rl().RewardScaling(0.0, 2.0))
+
+    compare(make, lambda env, _: env.append_transform(Crowd()), after=False)
+
+
 @pytest.mark.parametrize("make", STACKS)
 @pytest.mark.parametrize("owner", ["RewardSum", "TransformedEnv", "GymWrapper"])
 @pytest.mark.parametrize("disguised", [False, True])

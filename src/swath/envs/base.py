@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from swath.envs.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
 from swath.envs.step import complete_flags, hold_others, next_root, stack_steps
 from swath.errors import EnvClosed, EnvDataError
-from swath.rollout.layout import CPU, Field, Layout, as_key, show
+from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
 from swath.states import mismatch
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ class EnvBase:
     first_index = 0
     #: Whether some envs of a batch can be reset while the others go on.
     resets_single_envs = True
+    #: Whether transforms over all envs see, beside those that were reset, what the others' episodes began with.
+    shows_first_rows = True
+    #: Memory by key, ``[num_envs, *shape]``, in which somebody else wants to find that.
+    first_rows_told: Mapping[Key, Any] = {}
     #: Whether nothing else that a policy writes reaches it.
     is_given_actions_only = False
     #: Whether some of its steps are none (``envs/vector.py``).

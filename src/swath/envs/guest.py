@@ -309,6 +309,13 @@ class LoweredStepper:
         self._stepper = stepper
         self._watch = env._watch
         self._has_changed = False
+        self._expects_resets = False
+
+    def expect_resets(self) -> None:
+        """Whoever steps will always reset the envs that are done."""
+        self._expects_resets = True
+        if hasattr(self._stepper, "expect_resets"):
+            self._stepper.expect_resets()
 
     def prepare(self) -> None:
         """Before a batch: its user may have changed something."""
@@ -327,6 +334,8 @@ class LoweredStepper:
             self._watch = None
             self._stepper = GuestStepper(env, self._strip)
             self._stepper.prepare()
+        if self._expects_resets:
+            self.expect_resets()
         self._stepper.resume(row)
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:

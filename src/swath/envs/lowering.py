@@ -73,8 +73,8 @@ def lowered(guest: Any) -> tuple[TransformedEnv, Watch]:
         env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:  # which theirs may take
         raise NotLowered(str(error)) from error
-    _require_own_counts(_transforms_of(env))
-    return env, Watch(guest, _gym_envs_of(env))
+    counted_in(env)
+    return env, Watch(guest, _gym_envs_of(env), _processes_of(env))
 
 
 def _gym_envs_of(env: Any) -> list[gymnasium.Env]:
@@ -86,16 +86,35 @@ def _gym_envs_of(env: Any) -> list[gymnasium.Env]:
 
 
 def _transforms_of(env: Any) -> list[Transform]:
-    """All of them, from the innermost to the outermost."""
+    """All of them that are here, from the innermost to the outermost."""
     if isinstance(env, SerialRowEnv):
         return _transforms_of(env.children[0])
     return [*_transforms_of(env.base_env), *env.transform] if isinstance(env, TransformedEnv) else []
 
 
-def _require_own_counts(transforms: list[Transform]) -> None:
-    """That nobody changes a count or a sum on its way to the data: TorchRL's go on from what they find there."""
-    counted: dict[Key, str] = {}
-    for transform in transforms:
+def _processes_of(env: Any) -> Any:
+    """The env in it that is stepped in processes of TorchRL (``lowered_parallel.py``), or None."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env if hasattr(type(env), "has_changed") else None
+
+
+def changes_actions(env: TransformedEnv) -> bool:
+    """Whether any transform stands between what a policy writes and what the env gets."""
+    elsewhere = _processes_of(env)
+    return any(transform.in_keys_inv for transform in _transforms_of(env)) or (
+        elsewhere is not None and elsewhere.changes_actions
+    )
+
+
+def counted_in(env: TransformedEnv) -> dict[Key, str]:
+    """The keys of counts and sums, and who goes on from them.
+
+    Nobody may change one on its way to the data: TorchRL's transforms go on from what they find there.
+    """
+    elsewhere = _processes_of(env)
+    counted: dict[Key, str] = {} if elsewhere is None else dict(elsewhere.counted)
+    for transform in _transforms_of(env):
         for key in transform.touched_keys():
             if key in counted:
                 raise NotLowered(f"{type(transform).__name__} changes {show(key)}, with which {counted[key]} goes on")
@@ -103,6 +122,7 @@ def _require_own_counts(transforms: list[Transform]) -> None:
             counted[as_key(transform.step_count_key)] = "StepCounter"
         elif isinstance(transform, RewardSum):
             counted |= {as_key(key): "RewardSum" for key in transform.out_keys}
+    return counted
 
 
 def lower(guest: Any) -> EnvBase:
@@ -130,14 +150,13 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
         raise NotLowered(f"its keys would come out differently: {keys}")
     if {(f.key, f.shape, f.dtype) for f in layout.outcomes} != {(f.key, f.shape, f.dtype) for f in own.outcomes}:
         raise NotLowered("its rewards would come out differently")
-    changes_actions = any(transform.in_keys_inv for transform in _transforms_of(env))
     casts = False
     for field in own.outputs:
         given = strip.outputs[field.key].field
         if given.shape != field.shape:
             raise NotLowered(f"the policy's {show(field.key)} has shape {tuple(given.shape)}, not {tuple(field.shape)}")
         if given.dtype != field.dtype:
-            if changes_actions or not isinstance(env.full_action_spec[field.key], OneHot):
+            if changes_actions(env) or not isinstance(env.full_action_spec[field.key], OneHot):
                 raise NotLowered(f"the policy's {show(field.key)} is {given.dtype}, its spec says {field.dtype}")
             casts = True  # as TorchRL does it, before it looks for the largest entry
     return TransformedStepper(env.pipeline, strip, casts)
@@ -207,7 +226,7 @@ class Watch:
     By identity: of the attributes of each object, of what is in their lists and dicts, and of their classes.
     """
 
-    def __init__(self, guest: Any, gym_envs: Sequence[gymnasium.Env]) -> None:
+    def __init__(self, guest: Any, gym_envs: Sequence[gymnasium.Env], elsewhere: Any = None) -> None:
         things = {id(part): part for root in _parts(guest) for part in root.modules()}
         self._things = list(things.values())
         self._classes = list(
@@ -217,15 +236,17 @@ class Watch:
         )
         self._guest = guest
         self._gym_envs = gym_envs
+        #: What is in other processes is watched there.
+        self._elsewhere = elsewhere
         self._kept: list[Any] = []
         self._seen = self._look(self._kept)
 
     def again(self) -> Watch:
         """As it is now: what was lowered changes some of it itself, when it is bound and reset for the first time."""
-        return Watch(self._guest, self._gym_envs)
+        return Watch(self._guest, self._gym_envs, self._elsewhere)
 
     def has_changed(self) -> bool:
-        return self._look([]) != self._seen
+        return self._look([]) != self._seen or (self._elsewhere is not None and self._elsewhere.has_changed())
 
     def _look(self, kept: list[Any]) -> list[Any]:
         # What is compared by its id must be kept, or another object may get the same one.
@@ -422,7 +443,16 @@ def _is_plain(space: Any) -> bool:
 def _lower_serial(guest: Any) -> EnvBase:
     if guest.is_closed:
         guest.start()
-    children = list(guest._envs)
+    env = _lower_children(list(guest._envs))
+    if guest._use_buffers and not guest.share_individual_td:
+        # There it finds, for transforms, those that are not reset while others are.
+        roots = guest.shared_tensordict_parent.exclude("next").items(True, True)
+        leaves = {as_key(key): leaf.numpy() for key, leaf in roots}
+        env.first_rows_told = {f.key: leaves[f.key] for f in env.row_layout().carried if f.key in leaves}
+    return env
+
+
+def _lower_children(children: list[Any]) -> EnvBase:
     if all(name_of(child) in ("GymEnv", "GymWrapper") for child in children):
         return _rows_of(children, (len(children),))
     if not all(name_of(child) == "TransformedEnv" for child in children):
@@ -430,7 +460,10 @@ def _lower_serial(guest: Any) -> EnvBase:
     # Transforms that treat each env alike do the same to all of them at once.
     stacks, bases = zip(*[_peeled(child) for child in children], strict=True)
     if not all(transform.is_by_env for stack in stacks for transform in stack):
-        return SerialRowEnv([_lower_transformed(child) for child in children], None)
+        envs = [_lower_transformed(child) for child in children]
+        if any(_processes_of(env) is not None for env in envs):
+            raise NotLowered("SerialEnv of ParallelEnvs is not known")
+        return SerialRowEnv(envs, None)
     if any(repr(stack) != repr(stacks[0]) for stack in stacks):
         raise NotLowered("its envs differ in their transforms")
     base = _rows_of(list(bases), (len(children),))
@@ -441,6 +474,12 @@ def _lower_serial(guest: Any) -> EnvBase:
             ours.owners += [owner for other in others for owner in other.owners]  # type: ignore[attr-defined]
         joined.append(ours.side_by_side(alike))
     return TransformedEnv(base, Compose(*joined))
+
+
+def _lower_parallel(guest: Any) -> EnvBase:
+    from swath.envs.lowered_parallel import lower_parallel  # which needs this module in its processes
+
+    return lower_parallel(guest)
 
 
 def _peeled(guest: Any) -> tuple[Compose, Any]:
@@ -463,6 +502,10 @@ def _lower_transformed(guest: Any) -> EnvBase:
     env = lower(base)
     if env.batch_size.numel() > 1:
         _require_clear_resets(stack)
+    if _processes_of(env) is not None:
+        for transform in stack:
+            if transform.drives or isinstance(transform, (EndOfLifeTransform, RandomTruncationTransform)):
+                raise NotLowered(f"{type(transform).__name__} is around envs in processes")
     return TransformedEnv(env, stack)
 
 
@@ -729,6 +772,7 @@ _ENVS: dict[str | None, Callable[[Any], EnvBase]] = {
     "GymEnv": _lower_gym,
     "GymWrapper": _lower_gym,
     "SerialEnv": _lower_serial,
+    "ParallelEnv": _lower_parallel,
     "TransformedEnv": _lower_transformed,
 }
 

@@ -58,12 +58,13 @@ class SerialEnv:
                 raise TypeError(f"SerialEnv got an unknown argument {name!r}")
         factories, kwargs = resolve_factories("SerialEnv", num_workers, create_env_fn, create_env_kwargs)
         children: list[Any] = [make_env(factory, own) for factory, own in zip(factories, kwargs, strict=True)]
-        if all(isinstance(child, GymWrapper) for child in children) and _same_spaces(children):
+        if all(isinstance(child, GymWrapper) for child in children) and same_spaces(children):
             return SerialGymEnv(children, device)
         return SerialRowEnv(children, device)
 
 
-def _same_spaces(children: Sequence[GymWrapper]) -> bool:
+def same_spaces(children: Sequence[GymWrapper]) -> bool:
+    """Whether these can be stepped in one loop."""
     first = children[0]
     return all(
         not child.has_steps_of_its_own
@@ -115,7 +116,10 @@ class SerialGymEnv(_Children, GymRowEnv):
 
 
 class SerialRowEnv(_Children, RowEnv):
-    """Any envs of the same layout, each stepped on its own and copied into the common rows."""
+    """Any envs of the same layout, each stepped on its own and copied into the common rows.
+
+    Envs with the same transforms are stepped together, and transformed at once, where that is the same.
+    """
 
     def __init__(self, children: Sequence[EnvBase], device: torch.device | str | None) -> None:
         self.children = list(children)
@@ -140,6 +144,9 @@ class SerialRowEnv(_Children, RowEnv):
             self.objects = first.objects
             for child in children:  # numbered together
                 child.objects = self.objects
+        from swath.envs.hoisting import Hoisted  # which is made of such envs
+
+        self._hoisted = Hoisted()
         self._read_specs()
 
     def _read_specs(self) -> None:
@@ -149,6 +156,8 @@ class SerialRowEnv(_Children, RowEnv):
             self._full_specs[kind] = spec.expand((n, *spec.shape))
 
     def plan(self) -> str:
+        if (env := self._hoisted.of(self.children)) is not None:
+            return env.plan()
         plans = [child.plan() for child in self.children]
         same = all(plan == plans[0] for plan in plans)
         return f"{len(plans)} in turn, each: {plans[0]}" if same else "; ".join(plans)
@@ -171,6 +180,9 @@ class SerialRowEnv(_Children, RowEnv):
         return all(child.resets_single_envs for child in self.children)
 
     def bind_rows(self, strip: Strip) -> Stepper:
+        if (env := self._hoisted.of(self.children)) is not None:
+            env.base_env.first_index = self.first_index
+            return env.bind_rows(strip)
         return _SerialStepper(self.children, strip, self.first_index)
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:

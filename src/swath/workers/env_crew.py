@@ -75,14 +75,25 @@ class EnvCrew:
             )
             for worker, members in enumerate(layout.members)
         ]
-        self.worker_layout = layout
-        self._closed = False
         if step_timeout_s is not None and not step_timeout_s > 0:
             raise ValueError(f"step_timeout_s must be a number above 0, got {step_timeout_s!r}")
+        hosts: Hosts = ThreadHosts(blueprints) if threads else ProcessHosts(blueprints, method)
+        # Threads of this process cannot run while it looks.
+        self._take(hosts, layout, step_timeout_s, 0 if threads else _TRIES)
+
+    @classmethod
+    def around(cls, hosts: Hosts, layout: WorkerLayout) -> EnvCrew:
+        """Of hosts that were made already."""
+        crew = cls.__new__(cls)
+        crew._take(hosts, layout, None, _TRIES)
+        return crew
+
+    def _take(self, hosts: Hosts, layout: WorkerLayout, step_timeout_s: float | None, tries: int) -> None:
+        self.worker_layout = layout
+        self._closed = False
         self._step_timeout_s = step_timeout_s
-        #: Threads of this process cannot run while it looks.
-        self._tries = 0 if threads else _TRIES
-        self.hosts: Hosts = ThreadHosts(blueprints) if threads else ProcessHosts(blueprints, method)
+        self._tries = tries
+        self.hosts = hosts
         try:
             self.about = self._agree(self.hosts.descriptions)
         except BaseException:
@@ -146,6 +157,10 @@ class EnvCrew:
         self._worker_of = [group.worker for group in self.groups]
         self.generation += 1
         self._laid_out = num_steps, tuple(actions.items()), envs_per_group
+
+    def forget_stages(self) -> None:
+        """Hosts have another memory since: the next ``lay_out`` gives them a new one."""
+        self._laid_out = None
 
     def _make_groups(self, envs_per_group: int | None) -> list[Group]:
         groups: list[Group] = []

@@ -60,7 +60,7 @@ class ProcessHosts:
     """Hosts in worker processes."""
 
     def __init__(self, blueprints: Sequence[EnvBlueprint], method: StartMethod) -> None:
-        self.go: list[Semaphore] = []
+        self.go: Sequence[Semaphore | ThreadSemaphore] = []
         self._memory: SharedMemory | None = None
         self.fleet = Fleet(
             blueprints,
@@ -70,7 +70,7 @@ class ProcessHosts:
             on_wake=self._wake,
             closed=lambda: EnvClosed("the envs were closed while they were used; make new ones"),
         )
-        self.descriptions = [member.description for member in self.fleet.members]  # type: ignore[misc]
+        self.descriptions: list[EnvDescription] = [member.description for member in self.fleet.members]  # type: ignore[misc]
         self.go = [Semaphore(member.page.semaphore_memory) for member in self.fleet.members]
 
     def _wake(self, member: Member) -> None:
@@ -161,7 +161,7 @@ class ThreadHosts:
     def __init__(self, blueprints: Sequence[EnvBlueprint]) -> None:
         self._threads = [_HostThread(blueprint) for blueprint in blueprints]
         self._owner_pid = os.getpid()
-        self.go = [each.go for each in self._threads]
+        self.go: Sequence[Semaphore | ThreadSemaphore] = [each.go for each in self._threads]
         for each in self._threads:
             each.thread.start()
         # Whoever forgets to close: threads must not be kept by what they work for.

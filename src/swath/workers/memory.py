@@ -76,6 +76,11 @@ def map_descriptor(descriptor: int, num_bytes: int) -> torch.Tensor:
     return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
 
 
+def map_of_process(pid: int, descriptor: int, num_bytes: int) -> torch.Tensor:
+    """The memory behind a descriptor of another process, of the same user."""
+    return torch.from_file(f"/proc/{pid}/fd/{descriptor}", shared=True, size=num_bytes, dtype=torch.uint8)
+
+
 def free_bytes() -> int | None:
     """What this machine, or the control group of this process, has left; None where nobody says."""
     free: list[int] = []

@@ -245,3 +245,6 @@ class _InitTrackerStage:
     def reset(self, env_ids: Sequence[int]) -> None:
         self._flags[env_ids] = True
         self._is_set = True
+
+    def resume(self) -> None:
+        self._is_set = True

@@ -166,8 +166,11 @@ class Pipeline:
         self.rows = rows = Rows(size, slots, inner.terminated[0], inner.truncated[0], base)
         #: Of transforms over all envs: what each env's episode began with, beside where it is read.
         self.firsts: list[tuple[np.ndarray, np.ndarray]] = []
-        if rows.num_envs > 1 and not all(transform.is_by_env for transform in transforms):
+        sees_firsts = base.shows_first_rows and not all(transform.is_by_env for transform in transforms)
+        if rows.num_envs > 1 and sees_firsts:
             self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
+        #: What each env's episode began with, for others who go on from it, beside where it is read.
+        self.told = [(memory, slots[key].array) for key, memory in base.first_rows_told.items()]
         #: By the number of the transform that drives it.
         self.drivers: dict[int, _Driver] = {}
         self.stages: list[Any] = []
@@ -329,7 +332,7 @@ class TransformedStepper:
         self._base, self._actions, entries = pipeline.bind(strip, casts)
         self._drivers = [(driver, entries[number]) for number, driver in pipeline.drivers.items()]
         self._kept, self._steps, self._resets = pipeline.kept, pipeline.busy_steps, pipeline.busy_resets
-        self._firsts = pipeline.firsts
+        self._firsts, self._told = pipeline.firsts, pipeline.told
         self._stages = pipeline.stages
         # Of a guest, flags are data like any other.
         named = {("terminated",): rows.terminated, ("truncated",): rows.truncated}
@@ -350,6 +353,11 @@ class TransformedStepper:
         """Before a batch."""
         if hasattr(self._base, "prepare"):
             self._base.prepare()
+
+    def expect_resets(self) -> None:
+        """Whoever steps will always reset the envs that are done. Transforms that drive the env may go on, though."""
+        if hasattr(self._base, "expect_resets") and not self._drivers:
+            self._base.expect_resets()
 
     def resume(self, row: int) -> None:
         """Go on from a row that was written by others: what was counted over an episode is in it."""
@@ -407,6 +415,8 @@ class TransformedStepper:
 
     def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
         self._base.reset(1, env_ids, **kwargs)
+        for target, value in self._told:
+            target[env_ids] = value[env_ids]
         for memory in self._kept:
             memory[0] = memory[1]
         for driver, entry in self._drivers:
