@@ -26,6 +26,7 @@ from swath.envs.specs import (
 )
 from swath.envs.step import step_mdp
 from swath.envs.transforms import (
+    ActionDiscretizer,
     ActionMask,
     ActionScaling,
     CatFrames,
@@ -55,6 +56,7 @@ from swath.envs.transforms import (
     SignTransform,
     SqueezeTransform,
     StepCounter,
+    TensorDictPrimer,
     TimeMaxPool,
     ToTensorImage,
     Transform,
@@ -66,6 +68,7 @@ from swath.envs.transforms import (
 from swath.envs.vector import VectorEnv
 
 __all__ = [
+    "ActionDiscretizer",
     "ActionMask",
     "ActionScaling",
     "AsyncEnvPool",
@@ -118,6 +121,7 @@ __all__ = [
     "Spec",
     "SqueezeTransform",
     "StepCounter",
+    "TensorDictPrimer",
     "ThreadingAsyncEnvPool",
     "TimeMaxPool",
     "ToTensorImage",
