@@ -433,6 +433,8 @@ def test_what_needs_another_env() -> None:
         check_transform(DiscreteActionProjection(3, 5))
     with pytest.raises(TypeError, match=r"a transform is a swath.envs.Transform"):
         check_transform(object())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+        check_transform(RewardSum(), num_steps=0)
     with pytest.raises(KeyError, match="gives no 'typo'"):
         check_transform(SignTransform(["typo"]), make_counting)
 

@@ -53,7 +53,10 @@ def check_transform(
     >>> from swath.envs import GymEnv, StepCounter
     >>> check_transform(StepCounter(max_steps=5), GymEnv("CartPole-v1"))
     """
-    if isinstance(as_transform(transform), Compose):
+    if num_steps < 1:
+        raise ValueError(f"check_transform: num_steps must be at least 1, got {num_steps}")
+    transform = as_transform(transform)
+    if isinstance(transform, Compose):
         _check_each(transform, env, num_steps=num_steps, seed=seed, restarts=restarts)
         return
     made_here = env is not None and not is_env(env)
