@@ -112,8 +112,8 @@ class _Check:
         whole = self._check_repeated(tapes)
         if whole is not None:
             self._check_some(tapes, whole)
-        if self.transform.is_by_env:
-            self._check_alone(tapes, whole)
+            if self.transform.is_by_env:
+                self._check_alone(tapes, whole)
         if self.transform.is_by_env and self.restarts:
             self._check_episodes(tapes)
 
@@ -246,10 +246,9 @@ class _Check:
                     f"at step {at - 1}, of envs 0 and 2 only, {show(key)} of these is not what it is when all step"
                 )
 
-    def _check_alone(self, tapes: Sequence[Tape], whole: _Run | None) -> None:
-        for env, tape in enumerate(tapes) if whole is not None else ():
-            alone = self._replay([tape], single=True, actions=whole.actions_of(env) if whole else None)
-            assert whole is not None
+    def _check_alone(self, tapes: Sequence[Tape], whole: _Run) -> None:
+        for env, tape in enumerate(tapes):
+            alone = self._replay([tape], single=True, actions=whole.actions_of(env))
             if difference := whole.of([env]).difference(alone):
                 self.fail(
                     f"env {env} of {len(tapes)} gets other data than the same env alone: {difference}. If it is meant "
