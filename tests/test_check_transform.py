@@ -234,6 +234,7 @@ class OtherShape(Total):
 
 class OfOneEnv(Total):
     def transform_specs(self, specs: Any) -> None:
+        specs.find(("reward",), self)
         specs.put(("total",), Unbounded((1,)), "observation")
 
 

@@ -243,7 +243,7 @@ class Watch:
                     kept += value
                 elif isinstance(value, dict):
                     kept += value.values()
-                elif isinstance(value, TensorDictBase):
+                elif name == "default_value" and isinstance(value, TensorDictBase):  # others are statistics
                     kept += value.values(True, True)
         for owner in self._classes:
             kept += vars(owner).values()
