@@ -179,7 +179,7 @@ def test_the_state_is_that_of_the_steps_before() -> None:
 
 def test_states_that_were_not_stored_and_nested_ones() -> None:
     start = TensorDictModule(lambda x: torch.zeros_like(x), in_keys=["x"], out_keys=[("core", "state")])
-    modules = [start, summing(("core", "state"))]
+    modules: list[Any] = [start, summing(("core", "state"))]
     for given in (modules, TensorDictSequential(*modules)):
         transform = BurnInTransform(given, burn_in=2)
         assert transform.out_keys == [("core", "state")]

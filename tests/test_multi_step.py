@@ -129,7 +129,7 @@ def test_what_only_fills_up_is_no_step() -> None:
         left = mask.flip(-1).long().cumsum(-1).flip(-1)
         assert torch.equal(made["steps_to_next_obs"][mask], left.clamp_max(4)[mask])
         assert torch.equal(made["nonterminal"], mask & (left > 1))
-        there = made[mask]
+        there: Any = made[mask]
         assert (there["next", "observation"][:, 0] == there["observation"][:, 0]).all()
         steps = there["next", "observation"][:, 1] - there["observation"][:, 1]
         assert torch.equal(steps, there["steps_to_next_obs"].float())
@@ -230,11 +230,12 @@ def test_agents_whose_episodes_end_one_by_one() -> None:
 
 def test_what_is_no_tensor_moves_too() -> None:
     batch = random_batch(1, 6, chance=0)[0].exclude(("next", "pixels"))
-    batch["next", "text"] = NonTensorStack(*"abcdef")
+    stack: Any = NonTensorStack
+    batch["next", "text"] = stack(*"abcdef")
     batch["next", "agents"] = LazyStackedTensorDict(
         *[TensorDict(x=torch.full((t + 1,), t), batch_size=()) for t in range(6)], stack_dim=0
     )
-    made = MultiStep(0.9, 3)(batch)
+    made: Any = MultiStep(0.9, 3)(batch)
     assert list(made["next", "text"]) == list("cdefff")
     assert [int(each["x"][0]) for each in made["next", "agents"].unbind(0)] == [2, 3, 4, 5, 5, 5]
 

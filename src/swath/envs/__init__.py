@@ -28,6 +28,7 @@ from swath.envs.specs import (
 )
 from swath.envs.step import step_mdp
 from swath.envs.transforms import (
+    ActionDiscretizer,
     ActionMask,
     ActionScaling,
     CatFrames,
@@ -58,6 +59,7 @@ from swath.envs.transforms import (
     SignTransform,
     SqueezeTransform,
     StepCounter,
+    TensorDictPrimer,
     TimeMaxPool,
     ToTensorImage,
     Transform,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from swath.data import BurnInTransform, MultiStepTransform, Reward2GoTransform
 
 __all__ = [
+    "ActionDiscretizer",
     "ActionMask",
     "ActionScaling",
     "AsyncEnvPool",
@@ -128,6 +131,7 @@ __all__ = [
     "Spec",
     "SqueezeTransform",
     "StepCounter",
+    "TensorDictPrimer",
     "ThreadingAsyncEnvPool",
     "TimeMaxPool",
     "ToTensorImage",

@@ -216,6 +216,11 @@ class GuestEnv(EnvBase):
         self.read_specs()
         return self
 
+    def transformed(self, transform: Any) -> GuestEnv:
+        """The guest with a transform of its own library around it; the guest itself stays as it is."""
+        envs = import_extra("torchrl.envs", "torchrl", f"a transform of TorchRL around {self}")
+        return GuestEnv(envs.TransformedEnv(self.guest, transform), self._may_lower)
+
     def complete_policy(self, policy: Any) -> None:
         """Exploration modules that were made without a spec get the action's."""
         for module in getattr(policy, "modules", list)():

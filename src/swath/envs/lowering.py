@@ -18,16 +18,18 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from tensordict import TensorDictBase
 
 from swath.envs.base import EnvBase
 from swath.envs.gym import PixelsUnderTheirName
 from swath.envs.gym_rows import GymRowEnv, GymStepper
 from swath.envs.gym_spaces import ObservationLeaf
 from swath.envs.serial import SerialRowEnv
-from swath.envs.specs import OneHot
+from swath.envs.specs import OneHot, Spec, Unbounded
 from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.discretize import ActionDiscretizer
 from swath.envs.transforms.driving import (
     EndOfLifeTransform,
     FrameSkipTransform,
@@ -38,6 +40,7 @@ from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv, TransformedStep
 from swath.envs.transforms.frames import CatFrames, History, TimeMaxPool
 from swath.envs.transforms.images import GrayScale, ToTensorImage
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
+from swath.envs.transforms.primer import TensorDictPrimer
 from swath.envs.transforms.shapes import (
     CatTensors,
     FlattenObservation,
@@ -137,10 +140,9 @@ def lower(guest: Any) -> EnvBase:
 
 def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
     """Bind it to a strip of the guest's layout, if it is the same; raises ``NotLowered``."""
-    layout = strip.layout
-    if layout.primed or layout.overridden:
+    layout, own = strip.layout, env.row_layout()
+    if not layout.primed <= own.primable or layout.overridden:
         raise NotLowered("the policy writes what the env gives")
-    own = env.row_layout()
     said = FLAG_KEYS if own.has_truncated else [key for key in FLAG_KEYS if key != ("truncated",)]
     flags = [Field(key, torch.Size((1,)), torch.bool) for key in said]
     theirs = {(field.key, field.shape, field.dtype) for field in layout.carried if field.key not in layout.policy_state}
@@ -262,6 +264,8 @@ class Watch:
                     kept += value
                 elif isinstance(value, dict):
                     kept += value.values()
+                elif name == "default_value" and isinstance(value, TensorDictBase):  # others are statistics
+                    kept += value.values(True, True)
         for owner in self._classes:
             kept += vars(owner).values()
         seen += map(id, kept)
@@ -487,7 +491,7 @@ def _peeled(guest: Any) -> tuple[Compose, Any]:
     stack = Compose()
     while name_of(guest) == "TransformedEnv":
         require_unchanged(guest)
-        stack = Compose(_lower_transforms(guest.transform), stack)
+        stack = Compose(lower_transforms(guest.transform), stack)
         guest = guest.base_env
     for number, transform in enumerate(stack):
         # It steps copies of those before it: fine for those that remember nothing by themselves.
@@ -529,12 +533,12 @@ def _require_clear_resets(stack: Compose) -> None:
 # -- transforms --------------------------------------------------------------------------------------------------------
 
 
-def _lower_transforms(transform: Any) -> Compose:
+def lower_transforms(transform: Any) -> Compose:
     if transform is None:
         return Compose()
     require_unchanged(transform)
     if name_of(transform) == "Compose":
-        return Compose(*[_lower_transforms(each) for each in transform.transforms])
+        return Compose(*[lower_transforms(each) for each in transform.transforms])
     known = _TRANSFORMS.get(name_of(transform) or "")
     if known is None:
         raise NotLowered(f"{type(transform).__name__} is not known")
@@ -553,18 +557,22 @@ def _step_counter(theirs: Any) -> Transform:
 
 
 def _reward_sum(theirs: Any) -> Transform:
+    if theirs.parent is None:  # what it was given; it would ask that env for the rest, as ours does
+        given = vars(theirs)
+        return RewardSum(*map(given.get, ("_in_keys", "_out_keys", "_reset_keys")), reward_spec=theirs.reward_spec)
     if list(theirs.reset_keys) != ["_reset"] or theirs.reward_spec:
         raise NotLowered("RewardSum has reset_keys or a reward_spec of its own")
     return RewardSum(list(theirs.in_keys), list(theirs.out_keys))
 
 
-def _keys(theirs: Any) -> dict[str, Any]:
-    return {name: list(getattr(theirs, name)) for name in ("in_keys", "out_keys")}
+def _keys(theirs: Any, names: Sequence[str] = ("in_keys", "out_keys")) -> dict[str, Any]:
+    """None for those that it would find out from its env, if it has none."""
+    keys = {name: getattr(theirs, name) for name in names}
+    return {name: None if given is None else list(given) for name, given in keys.items()}
 
 
 def _all_keys(theirs: Any) -> dict[str, Any]:
-    inverse = {name: list(getattr(theirs, name)) for name in ("in_keys_inv", "out_keys_inv")}
-    return {**_keys(theirs), **inverse}
+    return _keys(theirs, ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv"))
 
 
 def _with_tensors(transform: TensorTransform, theirs: Any) -> Transform:
@@ -653,8 +661,10 @@ def _require_no_flags(theirs: Any, keys: Any) -> None:
 def _action_scaling(theirs: Any) -> Transform:
     if not theirs.in_keys_inv:
         raise NotLowered("ActionScaling has no action")
+    keys: dict[str, Any] = {"in_keys_inv": list(theirs.in_keys_inv), "out_keys_inv": list(theirs.out_keys_inv)}
+    if theirs.parent is None and not theirs.initialized:
+        return ActionScaling(**keys, standard_normal=theirs.standard_normal)
     theirs._ensure_initialized()  # as it does itself before the first step
-    keys = {"in_keys_inv": list(theirs.in_keys_inv), "out_keys_inv": list(theirs.out_keys_inv)}
     own = ActionScaling(**keys, loc=theirs.loc, scale=theirs.scale, standard_normal=theirs.standard_normal)
     return _with_tensors(own, theirs)
 
@@ -662,6 +672,46 @@ def _action_scaling(theirs: Any) -> Transform:
 def _projection(theirs: Any) -> Transform:
     (action_key,) = theirs.in_keys_inv
     return DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+
+
+def _discretizer(theirs: Any) -> Transform:
+    if theirs.out_action_key != theirs.action_key:
+        raise NotLowered("ActionDiscretizer has the env's action in the data, too")
+    if theirs.sampling == theirs.SamplingStrategy.RANDOM:
+        raise NotLowered("ActionDiscretizer draws the same point for all envs")
+    several = isinstance(theirs.num_intervals, torch.Tensor) and theirs.num_intervals.numel() > 1
+    if several and theirs.parent is not None and theirs.parent.batch_size:
+        raise NotLowered("ActionDiscretizer has a num_intervals for each element, which TorchRL has for single envs")
+    sampling = ActionDiscretizer.SamplingStrategy(int(theirs.sampling))
+    ours = ActionDiscretizer(theirs.num_intervals, theirs.action_key, None, sampling, theirs.categorical)
+    intervals = getattr(theirs, "intervals", None)
+    if intervals is not None:  # the very tensors, which its user may change
+        is_single = isinstance(intervals, torch.Tensor) and intervals.ndim == 1
+        ours._given = [intervals] if is_single else list(intervals)
+    return ours
+
+
+def _primer(theirs: Any) -> Transform:
+    if theirs.random or theirs.single_default_value or theirs.call_before_env_reset:
+        raise NotLowered("TensorDictPrimer draws its values, asks for them, or is there before a reset")
+    if theirs._reset_key not in (None, "_reset"):
+        raise NotLowered("TensorDictPrimer has a reset_key of its own")
+    batch_size = torch.Size(()) if theirs.parent is None else theirs.parent.batch_size
+    lead = len(batch_size) if theirs.primers.shape[: len(batch_size)] == batch_size else 0
+    primers: dict[Key, Spec] = {}
+    values: dict[Key, Any] = {}
+    for name, spec in theirs.primers.items(True, True):
+        key, value = as_key(name), theirs.default_value[name]
+        if callable(value):
+            raise NotLowered("TensorDictPrimer calls its default_value")
+        if key[0].startswith("_"):
+            raise NotLowered(f"TensorDictPrimer has {show(key)}, which is not delivered")
+        if spec.shape[:lead] != batch_size[:lead]:
+            raise NotLowered(f"the spec of {show(key)} does not begin with the batch size")
+        primers[key] = Unbounded(spec.shape[lead:], spec.dtype)
+        # Its own tensor where it has one, which its user may change.
+        values[key] = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=spec.dtype)
+    return TensorDictPrimer(primers, default_value=values, expand_specs=True)
 
 
 def _vec_norm(theirs: Any) -> Transform:
@@ -730,7 +780,8 @@ def _to_tensor_image(theirs: Any) -> Transform:
 def _noop_reset(theirs: Any) -> Transform:
     ours = NoopResetEnv(theirs.noops, theirs.random)
     parent = theirs.parent
-    ours._draw = lambda: parent.rand_action()
+    if parent is not None:
+        ours._draw = lambda: parent.rand_action()
     return ours
 
 
@@ -797,6 +848,8 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "RenameTransform": _rename,
     "ActionScaling": _action_scaling,
     "DiscreteActionProjection": _projection,
+    "ActionDiscretizer": _discretizer,
+    "TensorDictPrimer": _primer,
     "VecNorm": _vec_norm,
     "VecNormV2": _vec_norm_v2,
     "CatFrames": _cat_frames,

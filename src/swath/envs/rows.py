@@ -28,8 +28,9 @@ class RowEnv(EnvBase):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # One strip for every combination of action dtypes that was met: a policy may give floats for a one-hot.
-        self._single_steps: dict[tuple[torch.dtype, ...], tuple[Strip, Stepper]] = {}
+        # One strip for every combination of action dtypes that was met: a policy may give floats for a one-hot. And for
+        # what it writes under "next".
+        self._single_steps: dict[Any, tuple[Strip, Stepper]] = {}
 
     def plan(self) -> str:
         return super().plan() if self.has_steps_of_its_own else f"{type(self).__name__}, stepped on rows"
@@ -60,11 +61,13 @@ class RowEnv(EnvBase):
             outcomes=in_memory(layout.outcomes),
         )
 
-    def _single_step(self, actions: tuple[Field, ...] | None = None) -> tuple[Strip, Stepper]:
-        layout = self.row_layout()
+    def _single_step(
+        self, actions: tuple[Field, ...] | None = None, primed: frozenset[Key] = frozenset()
+    ) -> tuple[Strip, Stepper]:
+        layout = replace(self.row_layout(), primed=primed)
         if actions is not None:
             layout = replace(layout, outputs=actions)
-        signature = tuple(f.dtype for f in layout.outputs)
+        signature = (tuple(f.dtype for f in layout.outputs), primed)
         if signature not in self._single_steps:
             strip = Strip(layout, num_steps=1)
             self._single_steps[signature] = (strip, self.bind_rows(strip))
@@ -93,7 +96,8 @@ class RowEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         lead = len(self.batch_size)
-        wanted = self.row_layout().outputs
+        layout = self.row_layout()
+        wanted, primed = layout.outputs, self._primed(layout, tensordict)
         actions = []
         for field in wanted:
             action = tensordict.get(field.key, None)
@@ -105,9 +109,11 @@ class RowEnv(EnvBase):
                     f"{(*self.batch_size, *field.shape)}"
                 )
             actions.append(replace(field, dtype=action.dtype))
-        strip, stepper = self._single_step(tuple(actions))
+        strip, stepper = self._single_step(tuple(actions), frozenset(primed))
         for field in wanted:
             strip.outputs[field.key].rows[0].copy_(tensordict.get(field.key))
+        for key, value in primed.items():
+            strip.carried[key].rows[1].copy_(value)
         strip.terminated[:] = False
         strip.truncated[:] = False
         only = tensordict.get("_step", None)
@@ -118,6 +124,16 @@ class RowEnv(EnvBase):
         # Nested only when all are there: a reward may stand beside observations, as ("agent", "reward").
         outcome = nested({**self._row(strip.carried, 1), **self._row(strip.outcomes, 0)})
         return TensorDict({**outcome, **self._flags(strip)}, batch_size=self.batch_size, device=self.device)
+
+    def _primed(self, layout: Layout, root: TensorDictBase) -> dict[Key, torch.Tensor]:
+        """What is to stand at the following root: what is under "next"; of a primer, else what is at this root."""
+        if not layout.primable:
+            return {}
+        written = root.get("next", None)
+        found = {key: None if written is None else written.get(key, None) for key in layout.primable}
+        if layout.has_flags:
+            found = {key: root.get(key, None) if value is None else value for key, value in found.items()}
+        return {key: value for key, value in found.items() if value is not None}
 
     def _step_some(self, strip: Strip, stepper: Stepper, root: TensorDictBase, mask: torch.Tensor) -> None:
         """Step only the envs of ``mask``; the others stay where they are, with a reward of zero."""

@@ -236,7 +236,7 @@ class _SerialStepper:
         for child in children:
             layout = child.row_layout()
             # A guest is given all that the policy writes, others their actions.
-            wanted = written if layout.primable else [field.key for field in layout.outputs]
+            wanted = written if not layout.has_flags else [field.key for field in layout.outputs]
             given = {"primed": strip.layout.primed, "overridden": strip.layout.overridden}
             own = Strip(replace(layout, outputs=tuple(written[key] for key in wanted), **given), 1)
             self._steppers.append((own, child.bind(own)))

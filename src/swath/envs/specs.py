@@ -201,6 +201,23 @@ class Categorical(Spec):
     def _values_ok(self, value: torch.Tensor) -> bool:
         return self.dtype == torch.bool or bool(((value >= 0) & (value < self.n)).all())
 
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """The choice as a vector of flags; with ``safe``, of a valid value only.
+
+        >>> Categorical(3).to_one_hot(torch.tensor(2))
+        tensor([False, False,  True])
+        """
+        return torch.nn.functional.one_hot(_as_asked(self, val, safe).long(), self.n).bool()
+
+    def to_one_hot_spec(self) -> OneHot:
+        return OneHot(self.n, (*self.shape, self.n), torch.bool, self.device)
+
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        return _as_asked(self, val, safe)
+
+    def to_categorical_spec(self) -> Categorical:
+        return self
+
 
 class Binary(Categorical):
     """A vector of zeros and ones."""
@@ -237,6 +254,23 @@ class OneHot(Spec):
 
     def encode(self, choice: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(choice, self.n).to(self.dtype)
+
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """The number of the choice; with ``safe``, of a valid value only.
+
+        >>> OneHot(3).to_categorical(torch.tensor([0, 0, 1]))
+        tensor(2)
+        """
+        return _as_asked(self, val, safe).long().argmax(-1)
+
+    def to_categorical_spec(self) -> Categorical:
+        return Categorical(self.n, self.shape[:-1], torch.int64, self.device)
+
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        return _as_asked(self, val, safe)
+
+    def to_one_hot_spec(self) -> OneHot:
+        return self
 
     def _values_ok(self, value: torch.Tensor) -> bool:
         return bool((value.sum(-1) == 1).all() and ((value == 0) | (value == 1)).all())
@@ -277,6 +311,20 @@ class MultiCategorical(Spec):
     def _values_ok(self, value: torch.Tensor) -> bool:
         return bool(((value >= 0) & (value < torch.as_tensor(self.nvec, device=value.device))).all())
 
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        choices = _as_asked(self, val, safe).long().unbind(-1)
+        parts = [torch.nn.functional.one_hot(c, int(n)) for c, n in zip(choices, self.nvec.reshape(-1), strict=True)]
+        return torch.cat(parts, -1).bool()
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        return MultiOneHot(self.nvec, (*self.shape[:-1], int(self.nvec.sum())), torch.bool, self.device)
+
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        return _as_asked(self, val, safe)
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        return self
+
 
 class MultiOneHot(Spec):
     """Several choices, each one-hot, one after the other in the last dimension."""
@@ -301,6 +349,26 @@ class MultiOneHot(Spec):
 
     def _values_ok(self, value: torch.Tensor) -> bool:
         return all(OneHot(part.shape[-1])._values_ok(part) for part in value.split(self.nvec.tolist(), -1))
+
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        parts = _as_asked(self, val, safe).split(self.nvec.tolist(), -1)
+        return torch.stack([part.long().argmax(-1) for part in parts], -1)
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        return MultiCategorical(self.nvec, (*self.shape[:-1], len(self.nvec)), torch.int64, self.device)
+
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        return _as_asked(self, val, safe)
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        return self
+
+
+def _as_asked(spec: Spec, value: torch.Tensor, safe: bool | None) -> torch.Tensor:
+    """The value, if it is one of the spec's or nobody asks."""
+    if safe and not spec.is_in(value):
+        raise ValueError(f"{value} is not in {spec}")
+    return value
 
 
 class Composite:

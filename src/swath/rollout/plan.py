@@ -222,7 +222,7 @@ class BoundPolicy:
     def __init__(self, plan: PolicyPlan, strip: Strip, remembers: bool = True) -> None:
         self._plan = plan
         #: Whether a call finds what it wrote last time, as it does in the TensorDicts of a guest.
-        self._remembers = remembers and bool(plan.layout.primable)
+        self._remembers = remembers and not plan.layout.has_flags
         self._device = plan.surroundings.device
         slots = plan.slots
         self._inputs = [(slots[key], strip.carried[key].rows) for key in plan.in_keys]

@@ -55,7 +55,8 @@ class WeightStrategy:
             destination.load_state_dict(_copied({tuple(n.split(".")): t for n, t in flat_weights(weights).items()}))
             return
         if has_extra_state(destination) and any(_EXTRA in name.split(".") for name in flat_weights(weights)):
-            destination.load_state_dict(_copied({_around_extra(n): t for n, t in flat_weights(weights).items()}))
+            extra: Any = _copied({_around_extra(n): t for n, t in flat_weights(weights).items()})
+            destination.load_state_dict(extra)
             return
         if has_weights(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
             apply_weights(destination, weights)

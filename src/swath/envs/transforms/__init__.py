@@ -3,6 +3,7 @@
 from swath.envs.transforms.actions import ActionMask, ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.discretize import ActionDiscretizer
 from swath.envs.transforms.driving import (
     EndOfLifeTransform,
     FrameSkipTransform,
@@ -13,6 +14,7 @@ from swath.envs.transforms.env import TransformedEnv
 from swath.envs.transforms.frames import CatFrames, TimeMaxPool
 from swath.envs.transforms.images import CenterCrop, GrayScale, Resize, ToTensorImage
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
+from swath.envs.transforms.primer import TensorDictPrimer
 from swath.envs.transforms.shapes import (
     CatTensors,
     FlattenObservation,
@@ -33,6 +35,7 @@ from swath.envs.transforms.values import (
 )
 
 __all__ = [
+    "ActionDiscretizer",
     "ActionMask",
     "ActionScaling",
     "CatFrames",
@@ -63,6 +66,7 @@ __all__ = [
     "SignTransform",
     "SqueezeTransform",
     "StepCounter",
+    "TensorDictPrimer",
     "TimeMaxPool",
     "ToTensorImage",
     "Transform",

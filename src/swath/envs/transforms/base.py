@@ -54,6 +54,11 @@ class Specs:
         return getattr(self, kind)[key]
 
     def put(self, key: Key, spec: Spec, kind: str) -> None:
+        if spec.shape[: len(self.batch_size)] != self.batch_size:
+            raise ValueError(
+                f"the spec of {show(key)} has shape {tuple(spec.shape)}, which does not begin with the env's batch "
+                f"size {tuple(self.batch_size)}; write (*specs.batch_size, ...)"
+            )
         for other in KINDS:
             if other != kind and key in map(as_key, getattr(self, other).keys(True, True)):
                 raise ValueError(f"{show(key)} is in the env's {other}_spec already; give another name for {kind}s")
@@ -105,7 +110,11 @@ class Rows:
         self.num_envs = self.batch_size.numel()
 
     def __getitem__(self, key: NestedKey) -> Slot:
-        return self.slots[as_key(key)]
+        try:
+            return self.slots[as_key(key)]
+        except KeyError:
+            known = ", ".join(map(show, self.slots))
+            raise KeyError(f"a transform asks for {show(as_key(key))}, which nobody gives; there is {known}") from None
 
     def new(self, key: NestedKey, shape: Sequence[int], dtype: torch.dtype) -> Slot:
         """Memory for what this transform makes of a key; those behind it read it here."""
@@ -232,6 +241,11 @@ class Transform:
     def parent(self) -> Any:
         """That env with the transforms before this one only."""
         return None if self.container is None else self.container.env_before(self)
+
+    @property
+    def primed_keys(self) -> Sequence[Key]:
+        """Keys that it keeps as they are until a policy writes another value under "next"."""
+        return ()
 
     @property
     def ends_episodes(self) -> bool:
@@ -408,7 +422,6 @@ def as_transform(thing: Any) -> Transform:
     instead = getattr(thing, "instead_of_env", None)
     if isinstance(instead, str):
         raise TypeError(f"{type(thing).__name__} is for batches of steps, and an env gives one: write {instead}")
-    raise TypeError(
-        f"a transform is a swath.envs.Transform, not {type(thing).__module__}.{type(thing).__name__}; TorchRL's go "
-        "with TorchRL's own TransformedEnv, which collectors take as it is"
-    )
+    from swath.envs.transforms.foreign import as_own_transform
+
+    return as_own_transform(thing)

@@ -137,6 +137,10 @@ class RandomTruncationTransform(Transform):
         self._initialized = False
         self._source: Any = self
 
+    @property
+    def ends_episodes(self) -> bool:
+        return True
+
     def transform_specs(self, specs: Specs) -> None:
         if specs.kind_of(as_key(self.step_count_key)) is None:
             raise KeyError(

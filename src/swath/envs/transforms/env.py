@@ -10,13 +10,15 @@ import numpy as np
 import torch
 
 from swath.envs.base import FLAGS, EnvBase
+from swath.envs.guest import GuestEnv
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.making import make_env
 from swath.envs.rows import RowEnv
 from swath.envs.transforms.base import KINDS, NOTHING, Compose, Rows, Slot, Specs, Transform, as_transform
-from swath.errors import EnvError
+from swath.envs.transforms.foreign import is_of_torchrl
+from swath.errors import EnvDataError, EnvError
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, Key, Layout, as_key
+from swath.rollout.layout import Field, Key, Layout, as_key, show
 from swath.rollout.strip import Strip
 
 FLAG_KEYS = tuple((flag,) for flag in FLAGS)
@@ -33,6 +35,8 @@ class TransformedEnv(RowEnv):
 
     def __init__(self, env: Any, transform: Any = None, *, device: torch.device | str | None = None) -> None:
         base: EnvBase = make_env(env)
+        if isinstance(base, GuestEnv) and is_of_torchrl(transform):  # both are TorchRL's
+            base, transform = base.transformed(transform), None
         if getattr(base, "has_fillers", False):
             raise EnvError(
                 "TransformedEnv: a vector env in NEXT_STEP mode has steps that are none; make it with "
@@ -75,6 +79,10 @@ class TransformedEnv(RowEnv):
     def _read_specs(self) -> None:
         self._adopt()
         specs = Specs.of(self.base_env._full_specs, self.batch_size)
+        theirs = self.base_env.row_layout()
+        #: What a policy may write under "next"; of these, what a primer keeps until then.
+        self._primable = theirs.primable
+        kept = set(theirs.primable if theirs.has_flags else ())
         for transform in self.transform:
             if transform.ends_episodes and not self.base_env.resets_single_envs:
                 raise EnvError(
@@ -82,6 +90,14 @@ class TransformedEnv(RowEnv):
                     "Make it with AutoresetMode.DISABLED, or wrap its envs in a TimeLimit"
                 )
             transform.transform_specs(specs)
+            touched = set(transform.touched_keys()) - set(transform.primed_keys)
+            if touched & kept:
+                raise ValueError(
+                    f"{transform}: {show(min(touched & kept))} is what a TensorDictPrimer keeps for the policy, which "
+                    "nobody changes on the way; give the result another key"
+                )
+            kept |= set(transform.primed_keys)
+            self._primable = (self._primable - touched) | frozenset(transform.primed_keys)
         self._full_specs = {kind: getattr(specs, kind) for kind in KINDS}
         self._single_steps.clear()
         self._pipeline: Pipeline | None = None
@@ -89,7 +105,7 @@ class TransformedEnv(RowEnv):
     def row_layout(self) -> Layout:
         own, theirs = super().row_layout(), self.base_env.row_layout()
         names = ("batch_size", "carried", "outputs", "outcomes", "has_truncated")
-        return replace(theirs, **{name: getattr(own, name) for name in names})
+        return replace(theirs, **{name: getattr(own, name) for name in names}, primable=self._primable)
 
     @property
     def resets_single_envs(self) -> bool:  # type: ignore[override]
@@ -110,8 +126,23 @@ class TransformedEnv(RowEnv):
     def pipeline(self) -> Pipeline:
         """What is between the base env and whoever steps this one."""
         if self._pipeline is None:
-            self._pipeline = Pipeline(self.base_env, self.transform, [as_key(key) for key in self.action_keys])
+            pipeline = Pipeline(self.base_env, self.transform, [as_key(key) for key in self.action_keys])
+            self._require_memory(pipeline)
+            self._pipeline = pipeline
         return self._pipeline
+
+    def _require_memory(self, pipeline: Pipeline) -> None:
+        """That what transforms make is what they say: rows of another shape or dtype would be cast, or be zero."""
+        layout = self.row_layout()
+        for field in (*layout.carried, *layout.outcomes):
+            slot = pipeline.rows.slots.get(field.key)
+            made = None if slot is None else (slot.tensor.shape[1:], slot.tensor.dtype)
+            if made != (field.shape, field.dtype):
+                got = "is not made" if made is None else f"is made with shape {tuple(made[0])} and dtype {made[1]}"
+                raise EnvDataError(
+                    f"{show(field.key)} {got} by {self.transform!r}; their specs say shape {tuple(field.shape)} and "
+                    f"dtype {field.dtype}. swath.testing.check_transform(transform) tells which rule is broken"
+                )
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         return self.base_env.set_seed(seed, static_seed)
@@ -206,7 +237,8 @@ class Pipeline:
         for field in self._layout.outputs:
             slot = rows.slots[field.key]
             fields.append(Field(field.key, slot.tensor.shape[1:], field.dtype if casts else slot.tensor.dtype))
-        inner = Strip(replace(self._layout, carried=(), outcomes=(), outputs=tuple(fields)), 1)
+        primed = strip.layout.primed & self._layout.primable
+        inner = Strip(replace(self._layout, carried=(), outcomes=(), outputs=tuple(fields), primed=primed), 1)
         inner.carried, inner.outcomes = self._inner.carried, self._inner.outcomes
         inner.terminated, inner.truncated = self._inner.terminated, self._inner.truncated
         targets = {field.key: inner.outputs[field.key].in_numpy[0] for field in fields}
@@ -345,6 +377,8 @@ class TransformedStepper:
         self._flagged: set[int] = set()
         own = [key for key in strip.carried if key in rows.slots]
         self._carried = [(strip.carried[key].in_numpy, rows.slots[key].array) for key in own]
+        #: What the policy has written for the following row, and where the env, or its primer, looks for it.
+        self._primed = [(strip.carried[key].in_numpy, rows.slots[key].array) for key in strip.layout.primed]
         self._outcomes = [(strip.outcomes[key].in_numpy, rows.slots[key].array) for key in strip.outcomes]
         self._write_carried = _RowWriter(self._carried)
         self._write_outcomes = _RowWriter(self._outcomes)
@@ -374,6 +408,9 @@ class TransformedStepper:
             action.target[:] = action.rows[t]
             for function in action.functions:
                 function()
+        for written, value in self._primed:
+            which: Any = slice(None) if env_ids is None else env_ids
+            value[which] = written[t + 1, which]
         ended = self._base.step(0, env_ids)
         for driver, entry in self._drivers:
             driver.take(self._base, entry)

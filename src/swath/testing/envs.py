@@ -1,8 +1,4 @@
-"""The contract of an env, as a check that anyone can run on their own.
-
->>> from swath.envs import GymEnv
->>> check_env(GymEnv("CartPole-v1"))
-"""
+"""The contract of an env."""
 
 from __future__ import annotations
 
@@ -13,8 +9,6 @@ from tensordict import TensorDictBase
 
 from swath.collectors.single import Collector
 from swath.envs.base import EnvBase
-
-__all__ = ["check_env"]
 
 
 def check_env(env: EnvBase, *, num_steps: int = 100, seed: int = 0) -> None:

@@ -1,0 +1,128 @@
+"""ActionDiscretizer: a choice among some values for an action that is continuous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from swath.envs.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, NestedKey, OneHot, Spec
+from swath.envs.transforms.base import Rows, Transform
+from swath.envs.transforms.values import bounds_of
+from swath.rollout.layout import as_key, show
+
+
+class ActionDiscretizer(Transform):
+    """Integers (or, with ``categorical=False``, one-hot vectors) for an env whose action is continuous and bounded.
+
+    Each element's interval is cut into ``num_intervals`` parts (a tensor: one number for each element); the env gets
+    the middle of the part that was chosen, its lower or upper end, or a random point in it (``sampling``).
+
+    >>> from swath.envs import GymEnv, TransformedEnv
+    >>> env = TransformedEnv(GymEnv("Pendulum-v1"), ActionDiscretizer(5))
+    >>> env.action_spec
+    MultiCategorical(shape=(1,), dtype=torch.int64, [5])
+    """
+
+    class SamplingStrategy(IntEnum):
+        """Which point of a part the env gets."""
+
+        MEDIAN = 0
+        LOW = 1
+        HIGH = 2
+        RANDOM = 3
+
+    _shown = ("num_intervals", "sampling", "categorical")
+
+    def __init__(
+        self,
+        num_intervals: int | torch.Tensor,
+        action_key: NestedKey = "action",
+        out_action_key: NestedKey | None = None,
+        sampling: SamplingStrategy | int | None = None,
+        categorical: bool = True,
+    ) -> None:
+        if out_action_key is not None and as_key(out_action_key) != as_key(action_key):
+            raise ValueError(
+                f"ActionDiscretizer: out_action_key={out_action_key!r}: the action that the env gets is not part of "
+                "the data, so there is one key; leave it out, or put a RenameTransform behind"
+            )
+        numbers = torch.as_tensor(num_intervals)
+        if numbers.is_floating_point() or numbers.ndim > 1 or numbers.numel() == 0 or bool((numbers < 1).any()):
+            raise ValueError(f"ActionDiscretizer: num_intervals must be one or more positive integers: {num_intervals}")
+        super().__init__(in_keys_inv=[action_key])
+        self.num_intervals = num_intervals
+        self.action_key = action_key
+        self.sampling = self.SamplingStrategy.MEDIAN if sampling is None else self.SamplingStrategy(sampling)
+        self.categorical = categorical
+        #: By element of the action: the values that it can have.
+        self.intervals: Any = None
+        self._given: list[torch.Tensor] = []
+        self._nvec: list[int] = []
+        self._widths: torch.Tensor | None = None
+
+    @property
+    def is_by_env(self) -> bool:  # type: ignore[override]
+        """Not where points are drawn."""
+        return self.sampling is not self.SamplingStrategy.RANDOM
+
+    def custom_arange(self, nint: int, device: torch.device | None = None) -> torch.Tensor:
+        """Where in ``[0, 1]`` the values of ``nint`` parts are; for a subclass that wants others."""
+        lows = torch.arange(nint, dtype=self._dtype, device=device) / nint
+        highs = (1 - lows).flip(0)
+        if self.sampling is self.SamplingStrategy.MEDIAN:
+            return (lows + highs) / 2
+        return highs if self.sampling is self.SamplingStrategy.HIGH else lows
+
+    def _made_action_spec(self, spec: Spec) -> Spec:
+        name = show(as_key(self.action_key))
+        if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
+            raise TypeError(f"ActionDiscretizer: the env's {name} is {spec}, not continuous with bounds")
+        lead = len(self._batch_size)
+        low, high = (bound[(0,) * lead] for bound in bounds_of(spec))
+        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+            raise ValueError(
+                f"ActionDiscretizer: the env's {name} is {spec}, without an end; put a ClipTransform before"
+            )
+        if low.ndim > 1:
+            raise ValueError(f"ActionDiscretizer: the env's {name} has shape {tuple(low.shape)}; one dimension at most")
+        self._dtype = spec.dtype
+        num, numbers = max(1, low.numel()), torch.as_tensor(self.num_intervals).reshape(-1).tolist()
+        if len(numbers) not in (1, num):
+            raise ValueError(f"ActionDiscretizer: {len(numbers)} num_intervals for {num} elements of {name}")
+        self._nvec = numbers * num if len(numbers) == 1 else numbers
+        parts = zip(self._nvec, low.reshape(-1), (high - low).reshape(-1), strict=True)
+        self.intervals = self._given or [start + self.custom_arange(n) * width for n, start, width in parts]
+        self._widths = (high - low).reshape(-1) / torch.tensor(self._nvec)
+        front = self._batch_size
+        if low.ndim == 0:
+            (n,) = self._nvec
+            return Categorical(n, front) if self.categorical else OneHot(n, (*front, n), torch.bool)
+        nvec = np.array(self._nvec)
+        if self.categorical:
+            return MultiCategorical(nvec, (*front, len(nvec)))
+        return MultiOneHot(nvec, (*front, int(nvec.sum())), torch.bool)
+
+    def transform_specs(self, specs: Any) -> None:
+        self._batch_size = specs.batch_size
+        self._is_single = specs.find_action(as_key(self.action_key), self).shape == specs.batch_size
+        super().transform_specs(specs)
+
+    def bind_inverse(self, rows: Rows) -> Callable[[], Any] | None:
+        if self.intervals is None:
+            raise RuntimeError("ActionDiscretizer is not part of an env")
+        return super().bind_inverse(rows)
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        if not self.categorical:
+            choices = [part.long().argmax(-1) for part in value.split(self._nvec, -1)]
+        else:
+            choices = [value] if self._is_single else list(value.unbind(-1))
+        chosen = [values[choice.long()] for values, choice in zip(self.intervals, choices, strict=True)]
+        if self.sampling is self.SamplingStrategy.RANDOM:
+            assert self._widths is not None
+            chosen = [point + torch.rand_like(point) * width for point, width in zip(chosen, self._widths, strict=True)]
+        return chosen[0] if self._is_single else torch.stack(chosen, -1)
