@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 
