@@ -18,11 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 #: Of those that are not lowered, why.
-NOT_LOWERED = {
-    "recurrent-dqn": "TensorDictPrimer is not known",
-    "recurrent-dqn-pixels": "TensorDictPrimer is not known",
-    "vmas": "VmasEnv is not known",
-}
+NOT_LOWERED = {"vmas": "VmasEnv is not known"}
 
 
 def like_cheetah() -> Any:
