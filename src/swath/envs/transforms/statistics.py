@@ -495,16 +495,24 @@ class VecNorm(Normalizing):
         return {} if td is None else td.clone().to_dict()
 
     def _load(self, state: TensorDict) -> None:
-        if self._td is None:
-            self._td = state.clone()
-        else:
-            self._td.update(state, inplace=True)
+        self._td = _loaded(self._td, state)
 
     def _sums_of(self, state: TensorDict, key: NestedKey) -> tuple[int, np.ndarray]:
         parts = [state.get(name, None) for name in self._names_of(key)]
         if parts[0] is None:
             return 0, np.zeros(self._num_sums(self._expected[as_key(key)][0].numel()))
         return 0, torch.cat([part.reshape(-1).double() for part in parts]).numpy()
+
+
+def _loaded(own: Any, state: TensorDict) -> Any:
+    """In place, for those who look at the same memory; anew where that is of other shapes, which no env has yet."""
+    if own is None:
+        return state.clone()
+    for key, value in state.items(True, True):
+        found = own.get(key, None)
+        if found is not None and (found.shape, found.dtype) != (value.shape, value.dtype):
+            return own.clone().update(state.clone())
+    return own.update(state, inplace=True)
 
 
 class _Sums:
@@ -700,11 +708,8 @@ class VecNormV2(Normalizing):
 
     def _load(self, state: TensorDict) -> None:
         loaded = [state.get(name, TensorDict()) for name in ("loc", "var", "count")]
-        if self._loc is None:
-            self._loc, self._var, self._count = (part.clone() for part in loaded)
-            return
-        for own, part in zip((self._loc, self._var, self._count), loaded, strict=True):
-            own.update(part, inplace=True)
+        own = (self._loc, self._var, self._count)
+        self._loc, self._var, self._count = map(_loaded, own, loaded)
 
     def _sums_of(self, state: TensorDict, key: NestedKey) -> tuple[int, np.ndarray]:
         loc, var, count = (state.get(name, None) for name in self._names_of(key))
