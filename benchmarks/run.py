@@ -63,6 +63,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--envs", type=_names, default=["CartPole-v1", "Pendulum-v1"], help="ids (part single)")
     parser.add_argument("--counts", type=_counts, help="numbers of envs (part single; default 1,4,8,32)")
     parser.add_argument("--policies", type=_policies, help=f"of {', '.join(policies.CASES)} (part policies)")
+    parser.add_argument("--stacks", type=_stacks, help=f"of {', '.join(transforms.CASES)} (part transforms)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seconds", type=float, help="shortest measurement (default 1)")
     length.add_argument("--frames", type=int, help="measure so many frames instead of a time")
@@ -111,6 +112,11 @@ def _rivals(text: str) -> list[str]:
 
 def _policies(text: str) -> list[str]:
     _require_known(_names(text), list(policies.CASES), "policy")
+    return _names(text)
+
+
+def _stacks(text: str) -> list[str]:
+    _require_known(_names(text), list(transforms.CASES), "stack")
     return _names(text)
 
 
