@@ -33,7 +33,7 @@ import chaos as this  # as it is called in the process of a round
 from chaos_oracle import Wrong
 from chaos_round import KINDS, Plan, Round
 from leaks import children, nothing_is_left, wait_until
-from swath.workers.start import server, start_process
+from swath.process.start import server, start_process
 
 #: So long an operation may take, on a busy machine, with workers that are started again and again.
 PATIENCE_S = 60.0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from swath.workers.start import server
+from swath.process.start import server
 
 
 def children(pid: int | None = None) -> set[int]:

@@ -61,7 +61,7 @@ MUTATIONS = [
     # All workers draw the same numbers.
     Mutation("workers/seeding.py", "torch.manual_seed(number)", "torch.manual_seed(0)", "test_multi.py"),
     # A process stays though its owner is gone.
-    Mutation("workers/helper.py", "_SECONDS_TO_LEAVE = 1.0", "_SECONDS_TO_LEAVE = 100.0", "test_evaluator.py"),
+    Mutation("process/owner.py", "SECONDS_TO_LEAVE = 1.0", "SECONDS_TO_LEAVE = 100.0", "test_evaluator.py"),
     # Workers read the slot that is being written.
     Mutation(
         "weight_update/shared_memory.py", "self._slots[slot], seq", "self._slots[0], seq", "test_weight_update.py"

@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from swath.workers.start import start_process
+from swath.process.start import start_process
 
 
 def _run(script: str, arguments: list[str], folder: str, out: Connection, err: Connection) -> None:

@@ -22,8 +22,8 @@ from policies_for_tests import deterministic
 from swath.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector
 from swath.envs import GymWrapper
-from swath.workers import ctrl_c
-from swath.workers.ctrl_c import ctrl_c_waits, interruptible
+from swath.process import ctrl_c
+from swath.process.ctrl_c import ctrl_c_waits, interruptible
 
 pytestmark = pytest.mark.processes
 

@@ -28,10 +28,10 @@ from slow_envs import ODD_EXCEPTIONS, Fails, FailsAsText, FailsToArrive, NeedsTw
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import GymWrapper
 from swath.errors import CollectorClosed, OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
+from swath.process.start import server
 from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from swath.workers.fleet import Fleet
 from swath.workers.memory import SharedMemory
-from swath.workers.start import server
 
 pytestmark = pytest.mark.processes
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
@@ -713,13 +713,13 @@ time.sleep(1000)
 
 
 _DIES_WHILE_THE_SERVER_IMPORTS = """
-from swath.workers.start import server
+from swath.process.start import server
 server().ensure_running()
 print(server()._forkserver_pid, flush=True)
 """
 _DIES_WHILE_A_NEW_INTERPRETER_IMPORTS = """
 import os, slow_module
-from swath.workers.start import start_process
+from swath.process.start import start_process
 os.environ["SLOW"] = "1"
 print(start_process("spawn", slow_module.main, (), "slow").pid, flush=True)
 """

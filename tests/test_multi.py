@@ -29,7 +29,7 @@ from policies_for_tests import Marking, actor_critic, deterministic, recurrent, 
 from swath.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv, next_seed
 from swath.errors import CollectorClosed, EnvError, NoLength
-from swath.workers import start
+from swath.process import start
 from swath.workers.layout import WorkerLayout, available_cores, cgroup_cores
 
 pytestmark = pytest.mark.processes

@@ -66,7 +66,7 @@ class _Session:
         self._screen.open()
         import_from_here()
         if self._options.workers is not None and platforms.are_met(*platforms.WORKERS):
-            from swath.workers.start import server
+            from swath.process.start import server
 
             server().ensure_running()  # it imports PyTorch while we do
         from swath.cli.build import set_up

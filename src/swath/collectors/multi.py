@@ -29,6 +29,8 @@ from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError, message_of
+from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.start import StartMethod, check_start_method
 from swath.rollout.layout import Key, nested
 from swath.rollout.policies import refuse_rand_step
 from swath.states import count, mismatch, numbered, require_counters
@@ -46,13 +48,11 @@ from swath.weight_update.weights import (
     weights_for_part,
 )
 from swath.workers.blocks import BlockPool
-from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
 from swath.workers.fleet import Fleet, Member, weakly
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
 from swath.workers.orders import Blueprint, Description, Order
 from swath.workers.seeding import derived_seed, draw_base_seed
-from swath.workers.start import StartMethod, check_start_method
 
 WORKER: Key = ("collector", "worker")
 ENV: Key = ("collector", "env")

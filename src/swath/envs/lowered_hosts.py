@@ -15,9 +15,9 @@ import swath
 from swath.envs.lowered_host import CHANGED, NAME, Control, ControlPlan, Installer, LoweredDescription
 from swath.envs.recognising import NotLowered
 from swath.errors import WorkerDied, WorkerHangs
+from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.supervise import how_it_ended
 from swath.workers.channel import unpack
-from swath.workers.ctrl_c import ctrl_c_waits
-from swath.workers.endings import how_it_ended
 from swath.workers.env_hosts import NewStage
 from swath.workers.memory import SharedMemory
 from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore

@@ -16,6 +16,7 @@ from swath.copying import NotCopied
 from swath.envs.making import resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvClosed, EnvError
+from swath.process.start import check_start_method
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout, show
 from swath.rollout.strip import Strip
@@ -24,7 +25,6 @@ from swath.workers.env_crew import EnvCrew, Group
 from swath.workers.env_hosts import ProcessHosts
 from swath.workers.layout import WorkerLayout, available_cores
 from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET, Stage
-from swath.workers.start import check_start_method
 
 #: Arguments of the reference whose only sensible value here is what always happens.
 _MEANINGLESS = (

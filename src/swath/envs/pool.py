@@ -16,12 +16,12 @@ from swath.envs.making import resolve_factories
 from swath.envs.parallel import CrewEnv
 from swath.envs.step import complete_flags
 from swath.errors import EnvBusy, NothingSent
+from swath.process.start import check_start_method
 from swath.rollout.layout import as_key, nested, show
 from swath.rollout.structure import maybe_dense_stack
 from swath.workers.env_crew import EnvCrew
 from swath.workers.layout import WorkerLayout, available_cores
 from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET
-from swath.workers.start import check_start_method
 
 _STACKS = ("dense", "maybe_dense", "lazy")
 _NAMES = {RESET: "async_reset", STEP: "async_step", STEP_AND_RESET: "async_step_and_maybe_reset"}

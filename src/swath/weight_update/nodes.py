@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from swath.errors import WeightSyncError
+from swath.process.ctrl_c import ctrl_c_waits, interruptible
 from swath.weight_update.scheme import WeightSyncScheme
-from swath.workers.ctrl_c import ctrl_c_waits, interruptible
 
 
 class NodeWeightSyncScheme(WeightSyncScheme):

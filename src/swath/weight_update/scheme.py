@@ -27,10 +27,10 @@ from typing import Any, Protocol
 import torch
 
 from swath.errors import WeightSyncError
+from swath.process.ctrl_c import ctrl_c_waits, wait
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
 from swath.workers.channel import Channel, pack, unpack
-from swath.workers.ctrl_c import ctrl_c_waits, wait
 from swath.workers.memory import require_descriptors
 
 DEFAULT_TIMEOUT_S = 120.0

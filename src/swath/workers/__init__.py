@@ -1,22 +1,20 @@
-"""Processes that run rollouts: started, talked to, watched and ended.
+"""Processes that run rollouts: talked to, watched, started again. (What any process needs is in ``swath.process``.)
 
 =============  ======================================================================================
 file           what it knows
 =============  ======================================================================================
 layout.py      which env goes into which worker
-start.py       how a process starts (a server that forks, a new interpreter, a fork)
-owner.py       when its owner is gone, a process leaves
 process.py     where the process begins and ends
 worker.py      what runs in it: envs, a policy, and orders to follow
 orders.py      what a worker and its owner say to each other
 channel.py     how they say it: messages through a pipe, exceptions among them
-ctrl_c.py      when Ctrl-C may come: not in the middle of a message, or of the books
 pickling.py    what travels by value
 memory.py      memory that several processes see
 blocks.py      batches in that memory: who writes where, and when a block can be used again
 board.py       a page for each worker that its owner reads without asking: where it stands
 fair_lock.py   a lock whose waiters have their turns
 fleet.py       all workers of a collector: waiting for them, finding out who died, ending them
+helper.py      a process that does one thing after another: an Evaluator's, an inference server's
 seeding.py     seeds for processes
 -------------  --------------------------------------------------------------------------------------
                envs that are stepped for somebody else, who has the policy

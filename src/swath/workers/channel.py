@@ -8,15 +8,15 @@ import select
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import reduction
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from swath.errors import WorkerRaised, add_note, message_of, notes_of, told
+from swath.process.ctrl_c import ctrl_c_waits
 from swath.workers import pickling
-from swath.workers.ctrl_c import ctrl_c_waits
 
 _SECONDS_TO_SEND = 1.0
 
@@ -91,14 +91,24 @@ class Channel:
             self._sending.release()
 
 
-#: Owners' ends.
+#: Owners' ends. A process that is forked from this one would hold them open, and who is at the other never hear that we
+#: are gone: workers that were started with "fork" would each hold those of the ones before.
 _not_for_children: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
-def close_when_forked(channel: Channel) -> None:
-    """A process that is forked from this one would hold this end open, and who is at the other never hear that we are
-    gone: workers that were started with "fork" would each hold those of the ones before."""
+@contextmanager
+def new_pipe() -> Iterator[tuple[Channel, Connection]]:
+    """The owner's end, and the one for a process that is to be started within."""
+    ours, theirs = Pipe(duplex=True)
+    channel = Channel(ours)
     _not_for_children.add(channel)
+    try:
+        yield channel, theirs
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
 
 
 def _close_all() -> None:

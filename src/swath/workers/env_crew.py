@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from swath.errors import EnvClosed, EnvError, WorkerHangs
+from swath.process.start import StartMethod
 from swath.rollout.layout import Field, Layout
 from swath.workers.channel import unpack
 from swath.workers.env_hosts import Hosts, ProcessHosts, ThreadHosts
@@ -18,7 +19,6 @@ from swath.workers.orders import EnvBlueprint, EnvDescription
 from swath.workers.seeding import draw_base_seed
 from swath.workers.signals import Semaphore, ThreadSemaphore, Watch
 from swath.workers.stage import BUSY, FAILED, IDLE, Stage, StagePlan, encode, in_main_memory
-from swath.workers.start import StartMethod
 
 #: How often to look whether all hosts are alive while waiting for them.
 _SECONDS_BETWEEN_LOOKS = 0.2

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 
 from swath.errors import EnvClosed, WorkerDied
+from swath.process.start import StartMethod
 from swath.workers.fleet import Fleet, Member, has_ended
 from swath.workers.memory import SharedMemory
 from swath.workers.orders import EnvBlueprint, EnvDescription
 from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, semaphore_of_threads
 from swath.workers.stage import StagePlan
-from swath.workers.start import StartMethod
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_CLOSE = 3.0
@@ -100,7 +100,7 @@ class ProcessHosts:
                 self.fleet.handle_end(member)
 
     def end(self, worker: int) -> None:
-        self.fleet._kill(self.fleet.members[worker])
+        self.fleet.kill(self.fleet.members[worker])
 
     def who(self, worker: int) -> str:
         return self.fleet.members[worker].who

@@ -5,7 +5,6 @@ Every wait here also waits for the end of the processes, so that a worker's deat
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -16,23 +15,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Pipe, wait
+from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 from swath.errors import CollectorClosed, WorkerDied, WorkerError, WorkerHangs
-from swath.workers import ctrl_c, pickling
+from swath.process import ctrl_c
+from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.start import StartMethod
+from swath.process.supervise import EndedAtExit, Process, end_processes, how_it_ended
+from swath.workers import pickling
 from swath.workers.board import LEFT_BEHIND, PAGE_BYTES, Page, Shares
-from swath.workers.channel import Channel, close_when_forked, unpack
-from swath.workers.ctrl_c import ctrl_c_waits
-from swath.workers.endings import exit_code_of, how_it_ended, let_go
+from swath.workers.channel import Channel, new_pipe, unpack
 from swath.workers.memory import SharedMemory, require_descriptors
 from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
 from swath.workers.process import main
-from swath.workers.start import StartMethod, start_process
 
-#: ``shutdown``: how long workers may take to close their envs, and to follow SIGTERM.
-SECONDS_TO_CLOSE = 3.0
-SECONDS_TO_TERMINATE = 0.7
 #: How long the others may take to stop when one worker failed.
 _SECONDS_TO_SALVAGE = 0.6
 #: And how long a message to one that does not read, and a thread that was waiting for them.
@@ -53,12 +50,10 @@ class Member:
     blueprint: Blueprint | EnvBlueprint
     page: Page
     payload: bytes
-    process: Any = None
+    process: Process = None  # type: ignore[assignment]
     #: Of the last process, also while there is no other yet.
     pid: int | None = None
     channel: Channel = None  # type: ignore[assignment]
-    #: Ready when the process has ended. (Not ``process.sentinel``: a child of the worker may hold that open.)
-    sentinel: int = -1
     #: It has its board and its blueprint, and reads messages.
     handed_over: bool = False
     #: There is nobody at the other end of the channel.
@@ -94,12 +89,19 @@ class Member:
         return self.page.integer("beat") * len(self.blueprint.members) * about.env_size.numel()
 
     @property
+    def sentinel(self) -> int:
+        """Ready when the process has ended; -1 when nothing is left of it."""
+        process = self.process  # another thread may let go of it
+        return -1 if process is None else process.sentinel
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        process = self.process
+        return process is None or process.has_ended(timeout_s)
+
+    @property
     def is_alive(self) -> bool:
-        """Asked from any thread, also of one that shuts down: it does not take the exit code away from who waits."""
-        try:
-            return self.process is not None and not self.hung_up and not wait([self.sentinel], timeout=0)
-        except (OSError, ValueError):  # closed
-            return False
+        """Asked from any thread, also while another one shuts down."""
+        return not self.hung_up and not self.has_ended()
 
     @property
     def who(self) -> str:
@@ -171,7 +173,6 @@ class Fleet:
                 Member(blueprint, Page(self._board.bytes_, blueprint.worker), payload=dump_blueprint(blueprint))
             )
         _fleets.add(self)
-        _shut_down_at_exit()
         try:
             for member in self.members:
                 self._start(member)
@@ -190,29 +191,19 @@ class Fleet:
         # A server that is left in the middle of a request ends, and with it what we know of other workers.
         require_descriptors(_DESCRIPTORS_TO_START, f"start worker {member.number}")
         try:
-            ours, theirs = Pipe(duplex=True)
-            member.channel = Channel(ours)
-            close_when_forked(member.channel)
-            try:
-                member.process = start_process(
-                    self._method,
-                    main,
-                    (theirs, self._receivers(member.number), member.number, member.life, self._board.num_bytes),
-                    f"swath-worker-{member.number}",
-                )
-            finally:
-                theirs.close()
+            with new_pipe() as (member.channel, theirs):
+                args = theirs, self._receivers(member.number), member.number, member.life, self._board.num_bytes
+                member.process = Process(self._method, main, args, f"swath-worker-{member.number}")
         except EOFError as error:
             raise WorkerDied(
                 f"worker {member.number} could not be started: the server that forks workers is gone (was it killed?)",
                 member.number,
             ) from error
         member.pid = member.process.pid
-        member.sentinel = os.pidfd_open(member.process.pid) if hasattr(os, "pidfd_open") else member.process.sentinel
         member.hung_up = member.handed_over = False
         self._started(member.number)
         if self._ends.is_set():  # by another thread, that did not know of this one
-            self._kill(member)
+            self.kill(member)
             self._let_go(member)
             raise self._closed_error()
 
@@ -411,14 +402,13 @@ class Fleet:
                     member.number,
                 )
                 member.failure = error, -1, []
-                self._kill(member)
+                self.kill(member)
 
-    def _kill(self, member: Member) -> None:
-        if member.process is None or member.sentinel == -1:  # nothing is left of it
-            return
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(member.process.pid, signal.SIGKILL)
-        wait([member.sentinel], timeout=2.0)
+    def kill(self, member: Member) -> None:
+        """And wait a moment for its end."""
+        if (process := member.process) is not None:
+            process.kill()
+            process.has_ended(2.0)
 
     def obituary(self, member: Member) -> WorkerDied:
         """Who died, how, and what to do."""
@@ -437,9 +427,9 @@ class Fleet:
 
     def _exit_code(self, member: Member) -> int | None:
         """Once the process has ended; one that only closed its connection gets a moment for it."""
-        if member.sentinel != -1 and not wait([member.sentinel], timeout=1.0):
-            self._kill(member)
-        return exit_code_of(member.process)
+        if not member.has_ended(1.0):
+            self.kill(member)
+        return None if member.process is None else member.process.exit_code()
 
     def _raise_loss(self, member: Member) -> NoReturn:
         if member.failure is None:
@@ -478,7 +468,7 @@ class Fleet:
 
     def _cut_short(self, member: Member, error: BaseException) -> None:
         """It may lack its weights, its seed, its orders: the next wait starts another one."""
-        self._kill(member)
+        self.kill(member)
         member.restart_cut_short = error
 
     def begin_ids_at(self, first: int) -> None:
@@ -487,7 +477,7 @@ class Fleet:
             member.life = member.life._replace(first_traj_id=max(member.life.first_traj_id, first))
 
     def _restart(self, member: Member, error: BaseException) -> None:
-        self._kill(member)
+        self.kill(member)
         if member.life.number:
             back_off_s = min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S)
             ctrl_c.interruptible(self._ends.wait, back_off_s)
@@ -509,11 +499,8 @@ class Fleet:
     def _let_go(self, member: Member) -> None:
         """Of a process that has ended: nothing that belongs to it stays open."""
         process, member.process, member.hung_up = member.process, None, True
-        sentinel, member.sentinel = member.sentinel, -1
         if process is not None:
-            if sentinel not in (-1, process.sentinel):
-                os.close(sentinel)
-            let_go(process)
+            process.close()
         if member.channel is not None:
             member.channel.close()
 
@@ -566,9 +553,14 @@ class Fleet:
         # Whoever shuts down because Ctrl-C was pressed does not need to be told of a second one.
         is_second = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         self._ends.set()
+        pressed = None
         with self._ending:
             _fleets.discard(self)
-            pressed = self._end_processes(5.0 if timeout_s is None else max(0.0, timeout_s))
+            processes = [member.process for member in self.members if member.process is not None]
+            try:
+                end_processes(processes, 5.0 if timeout_s is None else max(0.0, timeout_s), self.ask_to_leave)
+            except KeyboardInterrupt as error:
+                pressed = error
             self._use.wait_for_others(_SECONDS_FOR_OTHERS)
             for member in self.members:
                 self._let_go(member)
@@ -576,25 +568,6 @@ class Fleet:
             self._board.close_descriptor()
         if pressed is not None and not is_second:
             raise pressed
-
-    def _end_processes(self, total_s: float) -> KeyboardInterrupt | None:
-        """By force, once Ctrl-C is pressed; it is returned."""
-        pressed = None
-        try:
-            self.ask_to_leave()
-            left = _still_there(self.members, total_s * SECONDS_TO_CLOSE / 5)
-            for member in left:
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    member.process.terminate()
-            _still_there(left, total_s * SECONDS_TO_TERMINATE / 5)
-        except KeyboardInterrupt as error:
-            pressed = error
-        left = _still_there(self.members, 0.0)
-        for member in left:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                member.process.kill()
-        _still_there(left, 1.0)
-        return pressed
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -633,21 +606,7 @@ class _Use:
 
 
 def has_ended(member: Member) -> bool:
-    sentinel = member.sentinel  # another thread may close it
-    return member.hung_up or sentinel == -1 or bool(wait([sentinel], timeout=0))
-
-
-def _still_there(members: Sequence[Member], timeout_s: float) -> list[Member]:
-    """Wait for the end of processes; those that have not ended."""
-    deadline = time.monotonic() + timeout_s
-    left = {member.sentinel: member for member in members if member.sentinel != -1}
-    while left:
-        ended = wait(list(left), timeout=max(0.0, deadline - time.monotonic()))
-        for sentinel in ended:
-            del left[sentinel]  # type: ignore[arg-type]
-        if not ended:
-            break
-    return list(left.values())
+    return member.hung_up or member.has_ended()
 
 
 def dump_blueprint(blueprint: Blueprint | EnvBlueprint) -> bytes:
@@ -667,21 +626,7 @@ def dump_blueprint(blueprint: Blueprint | EnvBlueprint) -> bytes:
         raise
 
 
-#: Fleets that were not shut down.
-_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
-_registered_in: int | None = None
-
-
-def _shut_down_at_exit() -> None:
-    """Before ``multiprocessing`` waits for children at exit, which would be for ever."""
-    global _registered_in
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        atexit.register(_shut_down_all)
-
-
-def _shut_down_all() -> None:
-    fleets = list(_fleets)
+def _shut_down_all(fleets: list[Fleet]) -> None:
     try:
         for fleet in fleets:
             fleet.ask_to_leave()  # all at the same time
@@ -692,3 +637,7 @@ def _shut_down_all() -> None:
     except KeyboardInterrupt:
         for fleet in fleets:
             fleet.shutdown(timeout_s=0.0)
+
+
+#: Fleets that were not shut down.
+_fleets = EndedAtExit(_shut_down_all)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -14,11 +13,11 @@ from typing import Any
 
 import cloudpickle
 
+from swath.process.owner import leave_with_owner
 from swath.workers.board import Page
 from swath.workers.channel import Channel, pack
 from swath.workers.memory import map_descriptor
 from swath.workers.orders import Life
-from swath.workers.owner import when_owner_is_gone
 
 #: A worker whose owner is gone has so long to close its envs.
 _SECONDS_TO_LEAVE = 3.0
@@ -33,11 +32,9 @@ def _leave_anyway() -> None:
 
 def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life: Life, num_bytes: int) -> None:
     """The process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    channel = Channel(connection)
     built: list[Any] = []
-    when_owner_is_gone(lambda: [each.leave() for each in built], _SECONDS_TO_LEAVE)
+    leave_with_owner(lambda: [each.leave() for each in built], _SECONDS_TO_LEAVE)
+    channel = Channel(connection)
     try:
         descriptor = channel.receive_descriptor()
         page = Page(map_descriptor(descriptor, num_bytes), worker)

@@ -28,6 +28,7 @@ from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
+from swath.process.ctrl_c import ctrl_c_waits
 from swath.rollout.layout import nested
 from swath.rollout.policies import refuse_rand_step
 from swath.rollout.structure import Structure
@@ -45,7 +46,6 @@ from swath.weight_update.weights import (
     weights_for_copies,
     weights_for_part,
 )
-from swath.workers.ctrl_c import ctrl_c_waits
 from swath.workers.fair_lock import FairLock
 from swath.workers.fleet import weakly
 from swath.workers.seeding import derived_seed

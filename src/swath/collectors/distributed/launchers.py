@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import signal
 import sys
 import time
 import uuid
@@ -22,9 +21,10 @@ from typing import Any, Protocol
 from swath import platforms
 from swath.collectors.distributed.folders import OwnFolder, make_own
 from swath.errors import NodeLost
+from swath.process.owner import leave_with_owner
+from swath.process.start import StartMethod, check_start_method
+from swath.process.supervise import Process, end_processes, exit_text
 from swath.workers import pickling
-from swath.workers.owner import when_owner_is_gone
-from swath.workers.start import StartMethod, check_start_method, start_process
 
 #: What a Slurm job asks for by default; give ``slurm_kwargs`` for more.
 DEFAULT_SLURM_CONF: dict[str, Any] = {"timeout_min": 60, "slurm_cpus_per_task": 4}
@@ -86,9 +86,7 @@ class Launcher(Protocol):
 
 
 def _run_in_process(ticket: Ticket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, who tells us what to do
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    when_owner_is_gone(seconds=_SECONDS_TO_LEAVE)  # the link to the driver is broken, too: mostly, it has left by then
+    leave_with_owner(seconds=_SECONDS_TO_LEAVE)  # the link to the driver is broken, too: mostly, it has left by then
     try:
         ticket.run()
     except NodeLost as lost:  # nothing is wrong here, and nobody asked for a traceback
@@ -98,24 +96,19 @@ def _run_in_process(ticket: Ticket) -> None:
 
 
 class _LocalProcess:
-    def __init__(self, process: Any) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = process.pid
 
     def has_ended(self) -> str | None:
-        code = self._process.exitcode
-        if code is None:
-            return None
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        code = self._process.exit_code()
+        return None if code is None else exit_text(code)
 
     def end(self, timeout_s: float) -> None:
-        self._process.join(timeout_s)
-        if self._process.exitcode is None:
-            self._process.kill()
-            self._process.join(5.0)
+        try:
+            end_processes([self._process], timeout_s, terminates=False, seconds_to_die=5.0)
+        finally:
+            self._process.close()
 
 
 class MpLauncher:
@@ -130,7 +123,7 @@ class MpLauncher:
 
     def start(self, ticket: Ticket) -> _LocalProcess:
         name = f"swath-node-{ticket.node}"
-        return _LocalProcess(start_process(self._method, _run_in_process, (ticket,), name))
+        return _LocalProcess(Process(self._method, _run_in_process, (ticket,), name))
 
     def close(self) -> None: ...
 

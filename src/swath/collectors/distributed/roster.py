@@ -17,7 +17,7 @@ from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
 from swath.errors import CollectorClosed, EnvError, NodeLost, add_note, message_of
-from swath.workers.ctrl_c import ctrl_c_waits, interruptible
+from swath.process.ctrl_c import ctrl_c_waits, interruptible
 
 
 @dataclass

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import signal
-import threading
 import weakref
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -23,16 +20,15 @@ from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_
 from swath.modules.inference.reception import Address
 from swath.modules.inference.server import InferenceServer
 from swath.modules.inference.slots import SlotTransport, require_slots
+from swath.process.owner import SECONDS_TO_LEAVE, leave_with_owner
+from swath.process.start import StartMethod, check_start_method
+from swath.process.supervise import EndedAtExit
 from swath.weight_update.weights import choose_sources, flat_weights
 from swath.workers import pickling
 from swath.workers.channel import Channel, pack, unpack
-from swath.workers.endings import exit_code_of, how_it_ended, let_go
-from swath.workers.owner import when_owner_is_gone
-from swath.workers.start import StartMethod, check_start_method, start_process
+from swath.workers.helper import Helper
 
 _TRANSPORTS: dict[str, type[MPTransport]] = {"slots": SlotTransport, "mp": MPTransport}
-#: The server's process has so long to answer a batch, once the process that made it is gone.
-_SECONDS_TO_LEAVE = 1.0
 _SECONDS_FOR_HEALTH = 1.0
 
 
@@ -96,9 +92,9 @@ class ProcessInferenceServer(NotCopied):
         self._num_threads = num_threads
         self._address = Address.new()
         self._num_made = 0
-        self._hold: _Hold | None = None
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._num_calls = 0
+        #: Knows nothing of this object, so that it can be garbage.
+        self._helper: Helper | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -109,49 +105,43 @@ class ProcessInferenceServer(NotCopied):
             TimeoutError: not within ``startup_timeout``.
             InferenceError: (a RuntimeError) it could not; the policy_factory's exception is the cause.
         """
-        if self._hold is not None:
+        if self._helper is not None:
             raise RuntimeError("this inference server was started before; make a new one to start again")
-        ours, theirs = Pipe(duplex=True)
+        arguments = self._address, self._transport, self._num_slots, self._num_threads
+        self._helper = helper = Helper(_main, "inference server", self._method, arguments, died=ServerDied)
+        weakref.finalize(self, helper.close, 5.0, terminates=True).atexit = False
+        _helpers.add(helper)
         try:
-            arguments = (theirs, self._address, self._transport, self._num_slots, self._num_threads)
-            process = start_process(self._method, _main, arguments, "swath-inference-server")
-        finally:
-            theirs.close()
-        self._hold = hold = _Hold(process, Channel(ours))
-        weakref.finalize(self, hold.end, 5.0).atexit = False
-        _end_at_exit(hold)
-        try:
-            with contextlib.suppress(OSError):  # it died: found out below
-                hold.channel.send_pickled(self._blueprint)
-            if not hold.wait(self._startup_timeout_s):
+            helper.send(self._blueprint)
+            if not helper.wait(self._startup_timeout_s):
                 raise TimeoutError(
-                    f"the inference server's process (pid {process.pid}) did not make its policy within "
-                    f"{self._startup_timeout_s:g} s; give startup_timeout= if it needs longer"
+                    f"{helper.who} did not make its policy within {self._startup_timeout_s:g} s; give startup_timeout= "
+                    "if it needs longer"
                 )
-            kind, content = hold.receive()
+            kind, content = helper.receive()
             if kind == "failed":
-                cause = unpack(content, -1, f"the inference server's process (pid {process.pid})")
+                cause = unpack(content, -1, helper.who)
                 raise InferenceError(f"the inference server could not start: {told(cause)}") from cause
         except BaseException:
-            hold.end(0.5)
+            self.shutdown(0.5)
             raise
         return self
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """Ask the process to end, then terminate it, then kill it, in ``timeout`` seconds; clients get an error."""
-        if self._hold is not None:
-            self._hold.end(timeout)
+        if self._helper is not None:
+            self._helper.close(timeout, terminates=True)
 
     @property
     def is_alive(self) -> bool:
-        return self._hold is not None and self._hold.is_alive()
+        return self._helper is not None and not self._helper.process.has_ended()
 
     @property
     def pid(self) -> int | None:
-        return None if self._hold is None else self._hold.pid
+        return None if self._helper is None else self._helper.pid
 
     def __enter__(self) -> ProcessInferenceServer:
-        return self.start() if self._hold is None else self
+        return self.start() if self._helper is None else self
 
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
@@ -218,111 +208,40 @@ class ProcessInferenceServer(NotCopied):
             "alive": alive,
             "serving": serving,
             "pid": self.pid,
-            "exitcode": None if self._hold is None else self._hold.exit_code(),
+            "exitcode": None if self._helper is None else self._helper.process.exit_code(),
         }
 
     def _call(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        hold = self._hold
-        if hold is None:
+        helper = self._helper
+        if helper is None:
             raise ServerClosed("the inference server was not started: call server.start(), or use it in a with block")
-        return hold.call(name, args, kwargs, timeout_s)
-
-    def __repr__(self) -> str:
-        state = "serving" if self.is_alive else "not started" if self._hold is None else "ended"
-        return f"ProcessInferenceServer(pid={self.pid}, {state})"
-
-
-class _Hold:
-    """The process, as its owner holds it. Knows nothing of the server object, so that that can be garbage."""
-
-    def __init__(self, process: Any, channel: Channel) -> None:
-        self.process = process
-        self.channel = channel
-        self.pid: int = process.pid
-        # (Not process.sentinel: a child of the process may hold that open.)
-        self._sentinel = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else os.dup(process.sentinel)
-        self._owner_pid = os.getpid()
-        self._lock = threading.RLock()
-        self._num_calls = 0
-        self._exit_code: int | None = None
-        self._is_closed = False
-
-    def is_alive(self) -> bool:
-        return not self._is_closed and not wait([self._sentinel], timeout=0)
-
-    def exit_code(self) -> int | None:
-        if not self._is_closed and not self.is_alive():
-            self._note_exit_code()
-        return self._exit_code
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """For a message, or the end of the process."""
-        return bool(wait([self.channel.connection, self._sentinel], timeout=timeout_s))
-
-    def receive(self) -> tuple[Any, ...]:
-        try:
-            return self.channel.receive()
-        except (EOFError, OSError) as error:
-            raise self._died() from error
-
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float | None) -> Any:
-        with self._lock:
-            if self._is_closed:
+        if not helper.process.is_ours:
+            raise ServerClosed("the inference server belongs to the process that this was forked from; ask a client()")
+        with helper.lock:
+            if helper.process.is_closed:
                 raise ServerClosed("the inference server was shut down")
             self._num_calls += 1
-            try:
-                self.channel.send_anything("call", self._num_calls, name, args, kwargs)
-            except OSError as error:
-                raise self._died() from error
+            helper.send(pickling.dumps(("call", self._num_calls, name, args, kwargs)))
             while True:
-                if not self.wait(timeout_s):
+                if not helper.wait(timeout_s):
                     raise TimeoutError(f"the inference server did not answer within {timeout_s:g} s")
-                kind, number, content = self.receive()
+                kind, number, content = helper.receive()
                 if number == self._num_calls:  # else the answer to a call that nobody waited for
                     break
         if kind == "failed":
-            raise unpack(content, -1, f"the inference server's process (pid {self.pid})")
+            raise unpack(content, -1, helper.who)
         return content
 
-    def _died(self) -> ServerDied:
-        wait([self._sentinel], timeout=1.0)
-        self._note_exit_code()
-        how = how_it_ended(self._exit_code)
-        return ServerDied(f"the inference server's process (pid {self.pid}) {how}; what it printed may say more")
-
-    def _note_exit_code(self) -> None:
-        code = exit_code_of(self.process)
-        self._exit_code = self._exit_code if code is None else code
-
-    def end(self, timeout_s: float) -> None:
-        if self._owner_pid != os.getpid() or self._is_closed:
-            return
-        with contextlib.suppress(OSError):
-            self.channel.send("close")
-        steps = ((0.6, lambda: None), (0.2, self.process.terminate), (1.0, self.process.kill))
-        for share, act in steps:
-            if wait([self._sentinel], timeout=0):
-                break
-            with contextlib.suppress(OSError, ValueError):
-                act()
-            wait([self._sentinel], timeout=max(timeout_s * share, 0.05))
-        self._note_exit_code()
-        with self._lock:
-            if self._is_closed:  # by another thread, meanwhile
-                return
-            self._is_closed = True
-            os.close(self._sentinel)
-            self.channel.close()
-            let_go(self.process)
+    def __repr__(self) -> str:
+        state = "serving" if self.is_alive else "not started" if self._helper is None else "ended"
+        return f"ProcessInferenceServer(pid={self.pid}, {state})"
 
 
 # -- in the process ------------------------------------------------------------------------------------------------
 
 
 def _main(connection: Connection, address: Address, transport: str, num_slots: int, num_threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    when_owner_is_gone(seconds=_SECONDS_TO_LEAVE)  # also from within a policy that does not return
+    leave_with_owner()  # also from within a policy that does not return
     channel = Channel(connection)
     try:
         torch.set_num_threads(num_threads)
@@ -341,7 +260,7 @@ def _main(connection: Connection, address: Address, transport: str, num_slots: i
     except (EOFError, OSError):  # the owner is gone
         pass
     finally:
-        server.shutdown(_SECONDS_TO_LEAVE)
+        server.shutdown(SECONDS_TO_LEAVE)
         os._exit(0)  # a policy's threads must not keep the process
 
 
@@ -361,19 +280,4 @@ def _follow(channel: Channel, server: InferenceServer) -> bool:
 
 
 #: Processes that were not ended.
-_holds: weakref.WeakSet[_Hold] = weakref.WeakSet()
-_registered_in: int | None = None
-
-
-def _end_at_exit(hold: _Hold) -> None:
-    """Before ``multiprocessing`` waits for children at exit, which would be for ever."""
-    global _registered_in
-    _holds.add(hold)
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        atexit.register(_end_all)
-
-
-def _end_all() -> None:
-    for hold in list(_holds):
-        hold.end(2.0)
+_helpers = EndedAtExit[Helper](lambda helpers: [helper.close(2.0, terminates=True) for helper in helpers])

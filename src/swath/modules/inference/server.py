@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -23,6 +22,7 @@ from swath.modules.inference.slots import SlotTransport
 from swath.modules.inference.stats import ServerStats
 from swath.modules.inference.threads import ThreadingTransport
 from swath.modules.inference.transport import Transport
+from swath.process.supervise import EndedAtExit
 from swath.weight_update.weights import choose_sources
 
 DeviceLike = torch.device | str | int | None
@@ -157,7 +157,7 @@ class InferenceServer(NotCopied):
         self._thread.start()
         # Nothing below holds the server itself: one that nobody can ask any more is ended.
         weakref.finalize(self, _end, self._loop, self._thread, self._pid).atexit = False
-        _end_at_exit(self._loop, self._thread)
+        _started.add(self)
         return self
 
     def shutdown(self, timeout: float = 5.0) -> None:
@@ -275,20 +275,5 @@ def _end(loop: ServingLoop, thread: threading.Thread | None, pid: int, timeout_s
     loop.give_up()  # a policy that does not return must not keep clients
 
 
-#: Loops that may run, with the process that they run in.
-_running: weakref.WeakKeyDictionary[ServingLoop, tuple[threading.Thread, int]] = weakref.WeakKeyDictionary()
-_registered_in: int | None = None
-
-
-def _end_at_exit(loop: ServingLoop, thread: threading.Thread) -> None:
-    """A thread that computes while the interpreter is taken down would crash it."""
-    global _registered_in
-    _running[loop] = thread, os.getpid()
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        atexit.register(_end_all)
-
-
-def _end_all() -> None:
-    for loop, (thread, pid) in list(_running.items()):
-        _end(loop, thread, pid)
+#: Those that may run. (A thread that computes while the interpreter is taken down would crash it.)
+_started = EndedAtExit[InferenceServer](lambda servers: [_end(s._loop, s._thread, s._pid) for s in servers])

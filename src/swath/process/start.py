@@ -22,8 +22,8 @@ from collections.abc import Callable
 from multiprocessing import context, reduction, spawn, util
 from typing import Any, Literal, cast
 
-from swath.workers.ctrl_c import ctrl_c_waits, interruptible
-from swath.workers.owner import Owner
+from swath.process.ctrl_c import ctrl_c_waits, interruptible
+from swath.process.owner import Owner, descriptor_of
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = ("forkserver", "spawn", "fork")
@@ -206,7 +206,7 @@ def start_process(method: StartMethod, target: Callable[..., Any], args: tuple[A
         )
     if method == "forkserver":
         target, args = _run_with_environment, (dict(os.environ), target, args)
-    owner = Owner.this_process()
+    owner = Owner(descriptor_of(os.getpid()))
     try:
         process = _KINDS[method](target=_run, args=(owner, target, args), name=name, daemon=False)
         process.start()

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from typing import Any
+
+#: A process whose owner is gone has so long to end by itself.
+SECONDS_TO_LEAVE = 1.0
 
 _AT_ONCE: tuple[Callable[[], Any], float] = (lambda: None, 0.0)
 #: What to do first, and how many seconds the process then has to end by itself.
@@ -22,21 +26,19 @@ _farewell = _AT_ONCE
 _watched_in: int | None = None
 
 
+def descriptor_of(pid: int) -> int | None:
+    """Ready when the process has ended; None where the system has none, or if it is over."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
 class Owner:
-    """Goes with a process that is started, before anything that takes long to import: from there on it is watched.
+    """Goes with a process that is started, before anything that takes long to import: from there on it is watched."""
 
-    (None: this system has no descriptors of processes.)
-    """
-
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
-
-    @classmethod
-    def this_process(cls) -> Owner:
-        try:
-            return cls(os.pidfd_open(os.getpid()))
-        except (AttributeError, OSError):
-            return cls()
 
     def __reduce__(self) -> Any:
         return _arrive, (None if self._descriptor is None else reduction.DupFd(self._descriptor),)
@@ -71,10 +73,14 @@ def _watch(end: int) -> None:
     os._exit(1)
 
 
-def when_owner_is_gone(act: Callable[[], Any] = lambda: None, seconds: float = 0.0) -> None:
-    """In a process that ``start_process`` started: what to do first, and how long it may then take to leave.
+def leave_with_owner(act: Callable[[], Any] = lambda: None, seconds: float = SECONDS_TO_LEAVE) -> None:
+    """First of all in a process that ``start_process`` started: without its owner there is nothing left to do.
 
-    It may be in a step, or in code of others, that does not end.
+    Args:
+        act: what to do then, at once.
+        seconds: how long it may take to leave: it may be in a step, or in code of others, that does not end.
     """
     global _farewell
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who tells us what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _farewell = act, seconds
