@@ -119,9 +119,9 @@ def end_processes(
     terminates: bool = True,
     seconds_to_die: float = 1.0,
 ) -> None:
-    """Ask processes to leave, then tell them (``terminates``), then kill them: by then ``timeout_s`` are over.
+    """Ask processes to leave, then tell them (unless not ``terminates``), then kill them, in ``timeout_s`` at most.
 
-    Ctrl-C comes when all are killed, which it makes happen at once.
+    Ctrl-C kills them at once, and comes afterwards. ``seconds_to_die`` is how long to wait for the killed.
     """
     try:
         ask()

@@ -164,9 +164,12 @@ class InferenceServer(NotCopied):
         """End, within ``timeout`` seconds; requests that were not answered fail with ``ServerClosed``."""
         if self._pid != os.getpid():
             return
-        _end(self._loop, self._thread, self._pid, timeout)
+        self._stop(timeout)
         if self._scheme is not None:
             self._scheme.shutdown()
+
+    def _stop(self, timeout_s: float = 5.0) -> None:
+        _end(self._loop, self._thread, self._pid, timeout_s)
 
     @property
     def is_alive(self) -> bool:
@@ -276,4 +279,4 @@ def _end(loop: ServingLoop, thread: threading.Thread | None, pid: int, timeout_s
 
 
 #: Those that may run. (A thread that computes while the interpreter is taken down would crash it.)
-_started = EndedAtExit[InferenceServer](lambda servers: [_end(s._loop, s._thread, s._pid) for s in servers])
+_started = EndedAtExit[InferenceServer](lambda servers: [server._stop() for server in servers])
