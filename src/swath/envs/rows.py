@@ -73,6 +73,10 @@ class RowEnv(EnvBase):
             self._single_steps[signature] = (strip, self.bind_rows(strip))
         return self._single_steps[signature]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: not the rows that this one steps on."""
+        return {**self.__dict__, "_single_steps": {}}
+
     def _row(self, columns: dict, row: int) -> dict[Key, torch.Tensor]:
         return {key: column.rows[row].clone() for key, column in columns.items()}
 

@@ -179,6 +179,10 @@ class SerialRowEnv(_Children, RowEnv):
     def resets_single_envs(self) -> bool:
         return all(child.resets_single_envs for child in self.children)
 
+    @property
+    def steps_stay_in_episodes(self) -> bool:  # type: ignore[override]
+        return all(child.steps_stay_in_episodes for child in self.children)
+
     def bind_rows(self, strip: Strip) -> Stepper:
         if (env := self._hoisted.of(self.children)) is not None:
             env.base_env.first_index = self.first_index

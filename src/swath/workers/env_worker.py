@@ -89,6 +89,7 @@ class EnvHost:
             layout=layout,
             env=str(first),
             resets_single_envs=all(env.resets_single_envs for env in self._made),
+            steps_stay_in_episodes=all(env.steps_stay_in_episodes for env in self._made),
         )
 
     def set_stage(self, memory: torch.Tensor, plan: StagePlan, ready: Semaphore | ThreadSemaphore) -> None:
