@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import swath
 from swath.envs.lowered_host import CHANGED, NAME, Control, ControlPlan, Installer, LoweredDescription
-from swath.envs.lowering import NotLowered
+from swath.envs.recognising import NotLowered
 from swath.errors import WorkerDied, WorkerHangs
 from swath.workers.channel import unpack
 from swath.workers.ctrl_c import ctrl_c_waits

@@ -17,8 +17,8 @@ import torch
 
 from swath import platforms
 from swath.envs.lowered_hosts import TheirHosts
-from swath.envs.lowering import NotLowered
 from swath.envs.parallel import ParallelStepper
+from swath.envs.recognising import NotLowered
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvError
 from swath.rollout.layout import Key, Layout
