@@ -228,6 +228,18 @@ def test_side_by_side_each_has_its_own() -> None:
     assert first.flatten().tolist() == pytest.approx(values, abs=1e-8)
 
 
+def test_the_largest_of_a_vector_is_chosen() -> None:
+    """Of a network's outputs, too, none of which is 1."""
+
+    class Chosen(gymnasium.Wrapper):
+        def step(self, action: Any) -> Any:
+            assert action == 1
+            return super().step(action)
+
+    env = TransformedEnv(GymWrapper(Chosen(pole())), DiscreteActionProjection(2, 3))
+    env.step(env.reset().set("action", torch.tensor([0.1, 0.7, 0.2])))
+
+
 # -- what would have no effect, or a wrong one -------------------------------------------------------------------------
 
 

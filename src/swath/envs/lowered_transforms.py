@@ -184,7 +184,9 @@ def _action_scaling(theirs: Any) -> Transform:
 
 def _projection(theirs: Any) -> Transform:
     (action_key,) = theirs.in_keys_inv
-    return DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+    ours = DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+    ours._truncates = True
+    return ours
 
 
 def _discretizer(theirs: Any) -> Transform:

@@ -168,6 +168,8 @@ class DiscreteActionProjection(Transform):
         super().__init__(in_keys_inv=[action_key])
         self.num_actions_effective = num_actions_effective
         self.max_actions = max_actions
+        #: Whether a network's outputs are cut to integers first, as TorchRL's does.
+        self._truncates = False
 
     def _made_action_spec(self, spec: Spec) -> Spec:
         if not isinstance(spec, OneHot) or spec.n != self.num_actions_effective:
@@ -175,7 +177,7 @@ class DiscreteActionProjection(Transform):
         return OneHot(self.max_actions, (*spec.shape[:-1], self.max_actions), spec.dtype, spec.device)
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        choice = value.long().argmax(-1)
+        choice = (value.long() if self._truncates or not value.is_floating_point() else value).argmax(-1)
         beyond = choice >= self.num_actions_effective
         if bool(beyond.any()):
             choice[beyond] = torch.randint(self.num_actions_effective, (int(beyond.sum()),))
