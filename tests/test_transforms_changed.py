@@ -126,7 +126,7 @@ def test_a_transforms_own_settings() -> None:
     env = counted(FrameSkipTransform(2), StepCounter(5))
     env.transform[0].frame_skip = 3
     env.transform[1].max_steps = 2
-    batch = env.rollout(10)["next"]
+    batch: Any = env.rollout(10)["next"]
     assert batch["reward"].flatten().tolist() == [3, 3]
     assert batch["truncated"].flatten().tolist() == [False, True]
     with pytest.raises(ValueError, match="at least 1"):
@@ -167,7 +167,8 @@ def test_copies_have_memory_of_their_own() -> None:
     env = counted()
     root = env.step_mdp(env.rand_step(env.reset()))
     other = copy.deepcopy(env)
-    assert other.rollout(2)["next", "step_count"].flatten().tolist() == [1, 2]
+    batch: Any = other.rollout(2)
+    assert batch["next", "step_count"].flatten().tolist() == [1, 2]
     assert env.rand_step(root)["next", "step_count"].item() == 2
     assert other.transform[0].container is other
 
