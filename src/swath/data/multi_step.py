@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,8 +77,8 @@ class _Ahead:
         after: Any = made.get("next")
         originals = {key: find(data, ("next", *key), who, "is summed (reward_keys)") for key in self.rewards}
         if self.n_steps > 1:
-            for key in self.kept_flags:
-                find(data, ("next", *key), who, "is to stay that of its own step (done_keys)")
+            if self.kept_flags and all(after.get(key, None) is None for key in self.kept_flags):
+                find(data, ("next", *self.kept_flags[0]), who, "is to stay that of its own step (done_keys)")
             moved = after.exclude(*self.rewards, *self.kept_flags)
             after.update(self._moved(moved, steps, lead - 1))
         for key, reward in originals.items():
@@ -331,8 +331,8 @@ class MultiStepTransform(BatchTransform):
         held = {key: block[row].clone() for key, (block, row) in self._held.items()}
         return {"held": held, "ended": sorted(self._ended, key=repr)}
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        if not isinstance(state_dict, dict) or not {"held", "ended"} <= state_dict.keys():
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        if not isinstance(state_dict, Mapping) or not {"held", "ended"} <= state_dict.keys():
             raise mismatch(type(self).__name__, state_dict, "the state of a MultiStepTransform")
         self._held = {key: (held.clone().unsqueeze(0), 0) for key, held in state_dict["held"].items()}
         self._ended = set(state_dict["ended"])
