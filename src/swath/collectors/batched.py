@@ -226,6 +226,10 @@ class AsyncBatchedCollector(Collector):
     def _num_envs(self) -> int:
         return self.env.batch_size.numel()
 
+    @property
+    def _mixes_envs(self) -> bool:
+        return self._num_envs > 1
+
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         index = batch.get(ENV_INDEX, None) if isinstance(batch, TensorDictBase) and batch.shape == raw.shape else None
         if index is None or self._assembler is not None:
