@@ -221,7 +221,8 @@ def test_lowered(stack: Any, form: str) -> None:
 def test_left_to_torchrl() -> None:
     import torchrl.envs as theirs
 
-    from swath.envs.lowering import NotLowered, lowered
+    from swath.envs.lowering import lowered
+    from swath.envs.recognising import NotLowered
 
     def make(num_envs: int, *args: Any, **kwargs: Any) -> Any:
         base = lambda: theirs.GymWrapper(FloatsEnv())  # noqa: E731

@@ -113,6 +113,21 @@ def mismatch(who: str, state: Any, expected: str) -> StateMismatch:
     return StateMismatch(f"{who}.load_state_dict was given {origin.what}; it takes {expected}. Next: {instead}")
 
 
+def require_empty(who: str, state: Any, strict: bool) -> None:
+    """Raise unless it is the state of what keeps none."""
+    if not isinstance(state, Mapping) or (strict and state):
+        raise mismatch(who, state, "an empty dict, since it keeps none (strict=False goes on)")
+
+
+def check_by_loading(holder: Any, state: Any, strict: bool) -> None:
+    """Raise what loading would raise; the holder has its own state afterwards."""
+    before = holder.state_dict()
+    try:
+        holder.load_state_dict(state, strict)
+    finally:
+        holder.load_state_dict(before, False)
+
+
 def require_counters(who: str, state: Any, expected: str, names: Iterable[str] = COUNTERS) -> None:
     """Raise unless these are numbers in the state."""
     if not isinstance(state, Mapping) or any(name not in state for name in names):

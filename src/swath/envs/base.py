@@ -19,7 +19,7 @@ from swath.envs.specs import Categorical, Composite, NestedKey, OneHot, Spec, Un
 from swath.envs.step import complete_flags, hold_others, next_root, stack_steps
 from swath.errors import EnvClosed, EnvDataError
 from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
-from swath.states import mismatch
+from swath.states import check_by_loading, require_empty
 
 if TYPE_CHECKING:
     from swath.envs.transforms.env import TransformedEnv
@@ -464,16 +464,11 @@ class EnvBase:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        if not isinstance(state_dict, Mapping) or (strict and state_dict):
-            raise mismatch(type(self).__name__, state_dict, "an empty dict, since it keeps none (strict=False goes on)")
+        require_empty(type(self).__name__, state_dict, strict)
 
     def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Raise what ``load_state_dict`` would raise, and change nothing."""
-        before = self.state_dict()
-        try:
-            self.load_state_dict(state_dict, strict)
-        finally:
-            self.load_state_dict(before, False)
+        check_by_loading(self, state_dict, strict)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Free what the env holds."""

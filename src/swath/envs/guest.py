@@ -183,7 +183,8 @@ class GuestEnv(EnvBase):
         return GuestStepper(self, strip) if stepper is None else LoweredStepper(self, strip, stepper)
 
     def _bind_lowered(self, strip: Strip) -> Any:
-        from swath.envs.lowering import NotLowered, bind_lowered, lowered
+        from swath.envs.lowering import bind_lowered, lowered
+        from swath.envs.recognising import NotLowered
 
         try:
             if not self._may_lower:

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from swath.envs.guest import is_guest
-from swath.envs.lowering import NotLowered, Watch, changes_actions, counted_in, lowered
+from swath.envs.lowering import changes_actions, counted_in, lowered
+from swath.envs.lowering_watch import Watch
+from swath.envs.recognising import NotLowered
 from swath.workers.channel import pack
 from swath.workers.env_worker import EnvHost
 from swath.workers.memory import map_of_process

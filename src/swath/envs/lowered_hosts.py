@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import swath
 from swath.envs.lowered_host import CHANGED, NAME, Control, ControlPlan, Installer, LoweredDescription
-from swath.envs.lowering import NotLowered
+from swath.envs.recognising import NotLowered
 from swath.errors import EnvError, WorkerDied, WorkerHangs
 from swath.workers.channel import unpack
 from swath.workers.ctrl_c import ctrl_c_waits
@@ -89,6 +89,7 @@ class TheirHosts:
     """Hosts in the processes of a ParallelEnv; see ``Hosts`` in ``workers/env_hosts.py``."""
 
     def __init__(self, guest: Any) -> None:
+        self._owner = os.getpid()
         self._processes: Sequence[Any] = guest._workers
         self._pipes: Sequence[Any] = list(guest.parent_channels)
         self.num_workers = len(self._pipes)
@@ -126,8 +127,8 @@ class TheirHosts:
         self._memory.close_descriptor()
 
     def are_of(self, guest: Any) -> bool:
-        """Whether these are the processes that the env has now."""
-        return not guest.is_closed and guest._workers is self._processes
+        """Whether these are the processes that the env has now, and this is the process that has started them."""
+        return not guest.is_closed and guest._workers is self._processes and os.getpid() == self._owner
 
     def _move_in(self) -> None:
         names, modules = self._ask_all(("__class__", "__name__")), self._ask_all(("__class__", "__module__"))

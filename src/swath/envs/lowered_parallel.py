@@ -7,9 +7,11 @@ that is asked through TorchRL's pipes. While hosts serve, steps are ordered thro
 
 from __future__ import annotations
 
+import atexit
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +19,8 @@ import torch
 
 from swath import platforms
 from swath.envs.lowered_hosts import TheirHosts
-from swath.envs.lowering import NotLowered
 from swath.envs.parallel import ParallelStepper
+from swath.envs.recognising import NotLowered
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvError
 from swath.rollout.layout import Key, Layout
@@ -32,6 +34,17 @@ _READ = ("_owns_workers", "_use_buffers", "share_individual_td", "is_closed", "n
 
 #: Of each ParallelEnv that was started.
 _HOSTS: weakref.WeakKeyDictionary[Any, TheirHosts] = weakref.WeakKeyDictionary()
+
+
+def _close_what_is_left() -> None:
+    """At the program's end: Python waits for processes that wait for their next command, for ever."""
+    for guest, hosts in list(_HOSTS.items()):
+        if hosts.are_of(guest):
+            with suppress(Exception):
+                guest.close(raise_if_closed=False)
+
+
+atexit.register(_close_what_is_left)
 
 
 def lower_parallel(guest: Any) -> LoweredParallelEnv:

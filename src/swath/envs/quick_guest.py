@@ -16,7 +16,9 @@ import torch
 from tensordict import TensorDict
 
 from swath.envs.gym_rows import GymRowEnv
-from swath.envs.lowering import NotLowered, Watch, is_written_by_torchrl, lower, name_of, require_unchanged
+from swath.envs.lowering import lower
+from swath.envs.lowering_watch import Watch
+from swath.envs.recognising import NotLowered, is_written_by_torchrl, name_of, require_unchanged
 from swath.rollout.layout import as_key
 from swath.rollout.strip import Strip
 

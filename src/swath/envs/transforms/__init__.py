@@ -23,7 +23,6 @@ from swath.envs.transforms.shapes import (
     UnsqueezeTransform,
 )
 from swath.envs.transforms.shared_statistics import SharedStatistics
-from swath.envs.transforms.statistics import VecNorm, VecNormV2
 from swath.envs.transforms.values import (
     ClipTransform,
     DoubleToFloat,
@@ -33,6 +32,8 @@ from swath.envs.transforms.values import (
     RewardScaling,
     SignTransform,
 )
+from swath.envs.transforms.vec_norm import VecNorm
+from swath.envs.transforms.vec_norm_v2 import VecNormV2
 
 __all__ = [
     "ActionDiscretizer",

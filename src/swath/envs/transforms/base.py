@@ -18,7 +18,7 @@ import torch
 
 from swath.envs.specs import Composite, NestedKey, Spec, Unbounded
 from swath.rollout.layout import CPU, Key, as_key, show
-from swath.states import mismatch
+from swath.states import check_by_loading, mismatch, require_empty
 
 #: Of a spec's leaves, which are for whom.
 KINDS = ("observation", "action", "state", "reward", "done")
@@ -318,16 +318,11 @@ class Transform:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        if not isinstance(state_dict, Mapping) or (strict and state_dict):
-            raise mismatch(type(self).__name__, state_dict, "an empty dict, since it keeps none")
+        require_empty(type(self).__name__, state_dict, strict)
 
     def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Raise what ``load_state_dict`` would raise, and change nothing."""
-        before = self.state_dict()
-        try:
-            self.load_state_dict(state_dict, strict)
-        finally:
-            self.load_state_dict(before, False)
+        check_by_loading(self, state_dict, strict)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy belongs to no env yet."""

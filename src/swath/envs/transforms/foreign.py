@@ -11,7 +11,8 @@ def as_own_transform(thing: Any) -> Transform:
     """One of TorchRL's as ours, with the tensors of the given one; ``TypeError`` says what else to write."""
     if not is_of_torchrl(thing):
         _refuse(thing)
-    from swath.envs.lowering import NotLowered, lower_transforms, name_of
+    from swath.envs.lowered_transforms import lower_transforms
+    from swath.envs.recognising import NotLowered, name_of
 
     if name_of(thing) == "Compose":  # one by one: it may be one of them only
         return Compose(*map(as_transform, thing.transforms))

@@ -1,0 +1,370 @@
+"""TorchRL's transforms as ours, with the very tensors and statistics of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from swath.envs.recognising import NotLowered, name_of, require_unchanged
+from swath.envs.specs import Spec, Unbounded
+from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
+from swath.envs.transforms.base import Compose, Transform
+from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
+from swath.envs.transforms.discretize import ActionDiscretizer
+from swath.envs.transforms.driving import (
+    EndOfLifeTransform,
+    FrameSkipTransform,
+    NoopResetEnv,
+    RandomTruncationTransform,
+)
+from swath.envs.transforms.env import FLAG_KEYS
+from swath.envs.transforms.frames import CatFrames, TimeMaxPool
+from swath.envs.transforms.images import GrayScale, ToTensorImage
+from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
+from swath.envs.transforms.primer import TensorDictPrimer
+from swath.envs.transforms.shapes import (
+    CatTensors,
+    FlattenObservation,
+    PermuteTransform,
+    SqueezeTransform,
+    UnsqueezeTransform,
+)
+from swath.envs.transforms.values import (
+    ClipTransform,
+    DoubleToFloat,
+    DTypeCastTransform,
+    ObservationNorm,
+    RewardClipping,
+    RewardScaling,
+    SignTransform,
+    TensorTransform,
+)
+from swath.envs.transforms.vec_norm import VecNorm
+from swath.envs.transforms.vec_norm_v2 import VecNormV2
+from swath.rollout.layout import Key, as_key, show
+
+
+def lower_transforms(transform: Any) -> Compose:
+    if transform is None:
+        return Compose()
+    require_unchanged(transform)
+    if name_of(transform) == "Compose":
+        return Compose(*[lower_transforms(each) for each in transform.transforms])
+    known = _TRANSFORMS.get(name_of(transform) or "")
+    if known is None:
+        raise NotLowered(f"{type(transform).__name__} is not known")
+    if getattr(transform, "missing_tolerance", False):
+        raise NotLowered(f"{type(transform).__name__} tolerates that keys are missing")
+    try:
+        return Compose(known(transform))
+    except (RuntimeError, TypeError, ValueError) as reason:
+        raise NotLowered(str(reason)) from reason
+
+
+def _step_counter(theirs: Any) -> Transform:
+    if theirs.truncated_key != "truncated" or not theirs.update_done:
+        raise NotLowered("StepCounter does not say truncated and done")
+    return StepCounter(theirs.max_steps, step_count_key=theirs.step_count_key)
+
+
+def _reward_sum(theirs: Any) -> Transform:
+    if theirs.parent is None:  # what it was given; it would ask that env for the rest, as ours does
+        given = vars(theirs)
+        return RewardSum(*map(given.get, ("_in_keys", "_out_keys", "_reset_keys")), reward_spec=theirs.reward_spec)
+    if list(theirs.reset_keys) != ["_reset"] or theirs.reward_spec:
+        raise NotLowered("RewardSum has reset_keys or a reward_spec of its own")
+    return RewardSum(list(theirs.in_keys), list(theirs.out_keys))
+
+
+def _keys(theirs: Any, names: Sequence[str] = ("in_keys", "out_keys")) -> dict[str, Any]:
+    """None for those that it would find out from its env, if it has none."""
+    keys = {name: getattr(theirs, name) for name in names}
+    return {name: None if given is None else list(given) for name, given in keys.items()}
+
+
+def _all_keys(theirs: Any) -> dict[str, Any]:
+    return _keys(theirs, ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv"))
+
+
+def _with_tensors(transform: TensorTransform, theirs: Any) -> Transform:
+    """One that reads the very tensors of theirs, also after they were changed or exchanged."""
+    tensors = theirs._buffers
+    for name in transform.tensors[0]:
+        tensor = tensors.get(name)
+        if tensor is not None and (tensor.requires_grad or tensor.device.type != "cpu"):
+            raise NotLowered(f"{name} of {type(theirs).__name__} has a gradient or is on {tensor.device}")
+    transform.tensors = [tensors]
+    return transform
+
+
+def _require_same_inverse(theirs: Any) -> None:
+    if list(theirs.in_keys_inv) != list(theirs.out_keys_inv):
+        raise NotLowered(f"{type(theirs).__name__} has another key for actions, which its specs do not know")
+
+
+def _observation_norm(theirs: Any) -> Transform:
+    if not theirs.initialized:
+        raise NotLowered("ObservationNorm is not initialized")
+    return _with_tensors(ObservationNorm(theirs.loc, theirs.scale, **_all_keys(theirs)), theirs)
+
+
+def _reward_scaling(theirs: Any) -> Transform:
+    return _with_tensors(RewardScaling(theirs.loc, theirs.scale, **_keys(theirs)), theirs)
+
+
+def _clip(theirs: Any) -> Transform:
+    _require_same_inverse(theirs)
+    return _with_tensors(ClipTransform(**_all_keys(theirs), low=theirs.low, high=theirs.high), theirs)
+
+
+def _reward_clipping(theirs: Any) -> Transform:
+    return _with_tensors(RewardClipping(theirs.clamp_min, theirs.clamp_max, **_keys(theirs)), theirs)
+
+
+def _sign(theirs: Any) -> Transform:
+    _require_same_inverse(theirs)
+    return SignTransform(**_all_keys(theirs))
+
+
+def _unsqueeze(kind: type[UnsqueezeTransform]) -> Callable[[Any], Transform]:
+    return lambda theirs: kind(theirs._dim, allow_positive_dim=True, **_all_keys(theirs))
+
+
+def _flatten(theirs: Any) -> Transform:
+    return FlattenObservation(theirs._first_dim, theirs._last_dim, **_keys(theirs), allow_positive_dim=True)
+
+
+def _permute(theirs: Any) -> Transform:
+    if theirs.in_keys_inv:
+        raise NotLowered("PermuteTransform of actions")
+    return PermuteTransform(theirs.dims, **_keys(theirs))
+
+
+def _cat_tensors(theirs: Any) -> Transform:
+    if theirs.dim >= 0 or theirs.unsqueeze_if_oor:
+        raise NotLowered("CatTensors counts its dimension from the front, or adds one")
+    (out_key,) = theirs.out_keys
+    in_keys = list(theirs.in_keys) if theirs._initialized else theirs._find_in_keys()
+    return CatTensors(in_keys, out_key, theirs.dim, del_keys=theirs._del_keys, sort=False)
+
+
+def _exclude(theirs: Any) -> Transform:
+    _require_no_flags(theirs, theirs.excluded_keys)
+    return ExcludeTransform(*theirs.excluded_keys, inverse=theirs.inverse)
+
+
+def _select(theirs: Any) -> Transform:
+    if not theirs.keep_done_keys:
+        raise NotLowered("SelectTransform leaves flags out")
+    return SelectTransform(*theirs.selected_keys, keep_rewards=theirs.keep_reward_keys)
+
+
+def _rename(theirs: Any) -> Transform:
+    _require_no_flags(theirs, [*theirs.in_keys, *theirs.out_keys])
+    return RenameTransform(**_all_keys(theirs), create_copy=theirs.create_copy)
+
+
+def _require_no_flags(theirs: Any, keys: Any) -> None:
+    if any(as_key(key) in FLAG_KEYS for key in keys):
+        raise NotLowered(f"{type(theirs).__name__} changes which flags there are")
+
+
+def _action_scaling(theirs: Any) -> Transform:
+    if not theirs.in_keys_inv:
+        raise NotLowered("ActionScaling has no action")
+    keys: dict[str, Any] = {"in_keys_inv": list(theirs.in_keys_inv), "out_keys_inv": list(theirs.out_keys_inv)}
+    if theirs.parent is None and not theirs.initialized:
+        return ActionScaling(**keys, standard_normal=theirs.standard_normal)
+    theirs._ensure_initialized()  # as it does itself before the first step
+    own = ActionScaling(**keys, loc=theirs.loc, scale=theirs.scale, standard_normal=theirs.standard_normal)
+    return _with_tensors(own, theirs)
+
+
+def _projection(theirs: Any) -> Transform:
+    (action_key,) = theirs.in_keys_inv
+    return DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+
+
+def _discretizer(theirs: Any) -> Transform:
+    if theirs.out_action_key != theirs.action_key:
+        raise NotLowered("ActionDiscretizer has the env's action in the data, too")
+    if theirs.sampling == theirs.SamplingStrategy.RANDOM:
+        raise NotLowered("ActionDiscretizer draws the same point for all envs")
+    several = isinstance(theirs.num_intervals, torch.Tensor) and theirs.num_intervals.numel() > 1
+    if several and theirs.parent is not None and theirs.parent.batch_size:
+        raise NotLowered("ActionDiscretizer has a num_intervals for each element, which TorchRL has for single envs")
+    sampling = ActionDiscretizer.SamplingStrategy(int(theirs.sampling))
+    ours = ActionDiscretizer(theirs.num_intervals, theirs.action_key, None, sampling, theirs.categorical)
+    intervals = getattr(theirs, "intervals", None)
+    if intervals is not None:  # the very tensors, which its user may change
+        is_single = isinstance(intervals, torch.Tensor) and intervals.ndim == 1
+        ours._given = [intervals] if is_single else list(intervals)
+    return ours
+
+
+def _primer(theirs: Any) -> Transform:
+    if theirs.random or theirs.single_default_value or theirs.call_before_env_reset:
+        raise NotLowered("TensorDictPrimer draws its values, asks for them, or is there before a reset")
+    if theirs._reset_key not in (None, "_reset"):
+        raise NotLowered("TensorDictPrimer has a reset_key of its own")
+    batch_size = torch.Size(()) if theirs.parent is None else theirs.parent.batch_size
+    lead = len(batch_size) if theirs.primers.shape[: len(batch_size)] == batch_size else 0
+    primers: dict[Key, Spec] = {}
+    values: dict[Key, Any] = {}
+    for name, spec in theirs.primers.items(True, True):
+        key, value = as_key(name), theirs.default_value[name]
+        if callable(value):
+            raise NotLowered("TensorDictPrimer calls its default_value")
+        if key[0].startswith("_"):
+            raise NotLowered(f"TensorDictPrimer has {show(key)}, which is not delivered")
+        if spec.shape[:lead] != batch_size[:lead]:
+            raise NotLowered(f"the spec of {show(key)} does not begin with the batch size")
+        primers[key] = Unbounded(spec.shape[lead:], spec.dtype)
+        # Its own tensor where it has one, which its user may change.
+        values[key] = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=spec.dtype)
+    return TensorDictPrimer(primers, default_value=values, expand_specs=True)
+
+
+def _vec_norm(theirs: Any) -> Transform:
+    if theirs.shapes is not None and any(len(tuple(shape)) == 0 for shape in theirs.shapes):
+        raise NotLowered("VecNorm has a shape without a dimension")
+    ours = VecNorm(theirs.in_keys, theirs.out_keys, decay=theirs.decay, eps=theirs.eps, shapes=theirs.shapes)
+    ours._source = theirs
+    return ours
+
+
+def _vec_norm_v2(theirs: Any) -> Transform:
+    if not theirs.stateful:
+        raise NotLowered("VecNormV2 has its statistics in the data")
+    if theirs._loc is None:  # as it would be with its first data
+        theirs._maybe_stateful_init(theirs.parent.fake_tensordict().get("next"))
+    averages: Any = theirs._loc
+    dtypes = {leaf.dtype for leaf in averages.values(True, True)}
+    if theirs.decay == 1 and dtypes != {torch.get_default_dtype()}:
+        raise NotLowered(f"VecNormV2 with decay=1 averages {dtypes}")
+    ours = VecNormV2(
+        theirs.in_keys,
+        theirs.out_keys,
+        decay=theirs.decay,
+        eps=theirs.eps,
+        reduce_batch_dims=theirs.reduce_batch_dims,
+    )
+    ours._source = theirs
+    return ours
+
+
+def _cat_frames(theirs: Any) -> Transform:
+    ours = CatFrames(
+        theirs.N,
+        theirs.dim,
+        theirs.in_keys,
+        theirs.out_keys,
+        theirs.padding,
+        theirs.padding_value,
+        theirs.as_inverse,
+        theirs._reset_key,
+        theirs.done_key,
+        theirs.future,
+        theirs.mask_key,
+    )
+    ours.owners = [theirs]
+    return ours
+
+
+def _time_max_pool(theirs: Any) -> Transform:
+    ours = TimeMaxPool(theirs.in_keys, theirs.out_keys, theirs.buffer_size, theirs._reset_key)
+    ours.owners = [theirs]
+    return ours
+
+
+def _to_tensor_image(theirs: Any) -> Transform:
+    return ToTensorImage(
+        theirs.from_int,
+        theirs.unsqueeze,
+        theirs.dtype,
+        in_keys=theirs.in_keys,
+        out_keys=theirs.out_keys,
+        shape_tolerant=theirs.shape_tolerant,
+    )
+
+
+def _noop_reset(theirs: Any) -> Transform:
+    ours = NoopResetEnv(theirs.noops, theirs.random)
+    parent = theirs.parent
+    if parent is not None:
+        ours._draw = lambda: parent.rand_action()
+    return ours
+
+
+def _random_truncation(theirs: Any) -> Transform:
+    ours = RandomTruncationTransform(
+        theirs.min_horizon,
+        theirs.max_horizon,
+        theirs.prob,
+        theirs.first_episode_prob,
+        step_count_key=theirs.step_count_key,
+        truncated_key=theirs.truncated_key,
+        done_key=theirs.done_key,
+    )
+    ours._source = theirs
+    return ours
+
+
+def _end_of_life(theirs: Any) -> Transform:
+    ours = EndOfLifeTransform(theirs.eol_key, theirs.lives_key, theirs.done_key, ".".join(theirs.eol_attribute))
+    ours._lives = theirs._get_lives
+    return ours
+
+
+class _AsTheirs(Transform):
+    """What TorchRL's does to a value, by calling it: torchvision does the work."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__(theirs.in_keys, theirs.out_keys)
+        self._theirs = theirs
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return self._theirs._apply_transform(value)
+
+    def __repr__(self) -> str:
+        return f"{self._theirs!r} from {self.in_keys} to {self.out_keys}"
+
+
+_TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
+    "StepCounter": _step_counter,
+    "RewardSum": _reward_sum,
+    "InitTracker": lambda theirs: InitTracker(theirs.init_key),
+    "DoubleToFloat": lambda theirs: DoubleToFloat(**_all_keys(theirs)),
+    "DTypeCastTransform": lambda theirs: DTypeCastTransform(theirs.dtype_in, theirs.dtype_out, **_all_keys(theirs)),
+    "ObservationNorm": _observation_norm,
+    "RewardScaling": _reward_scaling,
+    "ClipTransform": _clip,
+    "RewardClipping": _reward_clipping,
+    "SignTransform": _sign,
+    "UnsqueezeTransform": _unsqueeze(UnsqueezeTransform),
+    "SqueezeTransform": _unsqueeze(SqueezeTransform),
+    "FlattenObservation": _flatten,
+    "PermuteTransform": _permute,
+    "CatTensors": _cat_tensors,
+    "ExcludeTransform": _exclude,
+    "SelectTransform": _select,
+    "RenameTransform": _rename,
+    "ActionScaling": _action_scaling,
+    "DiscreteActionProjection": _projection,
+    "ActionDiscretizer": _discretizer,
+    "TensorDictPrimer": _primer,
+    "VecNorm": _vec_norm,
+    "VecNormV2": _vec_norm_v2,
+    "CatFrames": _cat_frames,
+    "TimeMaxPool": _time_max_pool,
+    "ToTensorImage": _to_tensor_image,
+    "GrayScale": lambda theirs: GrayScale(theirs.in_keys, theirs.out_keys),
+    "NoopResetEnv": _noop_reset,
+    "RandomTruncationTransform": _random_truncation,
+    "EndOfLifeTransform": _end_of_life,
+    "FrameSkipTransform": lambda theirs: FrameSkipTransform(theirs.frame_skip),
+    "Resize": _AsTheirs,
+    "CenterCrop": _AsTheirs,
+}
