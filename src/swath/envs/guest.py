@@ -328,8 +328,7 @@ class LoweredStepper:
         """Before a batch: its user may have changed something."""
         if self._watch is not None:
             self._has_changed = self._watch.has_changed()
-        if not self._has_changed:
-            self._stepper.prepare()
+        self._stepper.prepare()
         self._in_batch = True
 
     def settle(self) -> None:
@@ -342,6 +341,8 @@ class LoweredStepper:
         """Lower it as it is now, or step it as it is; from where it stands, which ``row`` says."""
         env = self._env
         self._has_changed = False
+        if hasattr(self._stepper, "settle"):
+            self._stepper.settle()
         self._stepper = env._bind_lowered(self._strip)
         self._watch = env._watch
         if self._stepper is None:

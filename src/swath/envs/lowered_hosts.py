@@ -26,8 +26,7 @@ from swath.workers.stage import StagePlan
 
 #: What may be in a process; the rest is found out there.
 _KINDS = ("GymEnv", "GymWrapper", "TransformedEnv")
-#: Commands of TorchRL's that find what they need, and leave what they did, in its buffers; before those are sent, it has
-#: written to them.
+#: Commands of TorchRL's whose arguments and results are in its buffers, to which it has written before it sends them.
 _USE_BUFFERS = ("step", "step_and_maybe_reset", "reset")
 #: After these, nothing comes back through the pipe.
 _WITHOUT_ANSWER = (*_USE_BUFFERS, "load_state_dict", "init", "close")
@@ -89,7 +88,6 @@ class TheirHosts:
     """Hosts in the processes of a ParallelEnv; see ``Hosts`` in ``workers/env_hosts.py``."""
 
     def __init__(self, guest: Any) -> None:
-        self._owner = os.getpid()
         self._processes: Sequence[Any] = guest._workers
         self._pipes: Sequence[Any] = list(guest.parent_channels)
         self.num_workers = len(self._pipes)
@@ -127,8 +125,8 @@ class TheirHosts:
         self._memory.close_descriptor()
 
     def are_of(self, guest: Any) -> bool:
-        """Whether these are the processes that the env has now, and this is the process that has started them."""
-        return not guest.is_closed and guest._workers is self._processes and os.getpid() == self._owner
+        """Whether these are the processes that the env has now."""
+        return not guest.is_closed and guest._workers is self._processes
 
     def _move_in(self) -> None:
         names, modules = self._ask_all(("__class__", "__name__")), self._ask_all(("__class__", "__module__"))

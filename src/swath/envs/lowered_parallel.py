@@ -7,12 +7,12 @@ that is asked through TorchRL's pipes. While hosts serve, steps are ordered thro
 
 from __future__ import annotations
 
-import atexit
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -36,15 +36,12 @@ _READ = ("_owns_workers", "_use_buffers", "share_individual_td", "is_closed", "n
 _HOSTS: weakref.WeakKeyDictionary[Any, TheirHosts] = weakref.WeakKeyDictionary()
 
 
-def _close_what_is_left() -> None:
-    """At the program's end: Python waits for processes that wait for their next command, for ever."""
-    for guest, hosts in list(_HOSTS.items()):
-        if hosts.are_of(guest):
-            with suppress(Exception):
-                guest.close(raise_if_closed=False)
-
-
-atexit.register(_close_what_is_left)
+def _close_at_exit(of: weakref.ref[Any]) -> None:
+    """When the process ends, Python waits for those it has started, and these wait for a command: for ever."""
+    guest = of()
+    if guest is not None and not guest.is_closed:
+        with suppress(Exception):
+            guest.close()
 
 
 def lower_parallel(guest: Any) -> LoweredParallelEnv:
@@ -68,6 +65,7 @@ def lower_parallel(guest: Any) -> LoweredParallelEnv:
     if hosts is None or not hosts.are_of(guest):
         hosts = _HOSTS[guest] = TheirHosts(guest)
         hosts.buffers = Buffers(guest)
+        Finalize(guest, _close_at_exit, args=(weakref.ref(guest),), exitpriority=0)
     return LoweredParallelEnv(hosts)
 
 
