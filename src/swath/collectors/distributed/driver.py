@@ -206,6 +206,7 @@ class NodesCollector(BaseCollector):
             common=common,
             random_frames=self._random_frames_left,
             num_threads=num_sub_threads,
+            part_ids=tuple(name for name in weight_sync_schemes or () if name != "policy"),
         )
         self._random_frames_left -= sum(plans.random_frames)
         made = plans.all(factories, create_env_kwargs, policy_factory, collector_kwargs)
