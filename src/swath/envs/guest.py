@@ -315,6 +315,7 @@ class LoweredStepper:
         self._stepper = stepper
         self._watch = env._watch
         self._has_changed = False
+        self._in_batch = False
         self._expects_resets = False
 
     def expect_resets(self) -> None:
@@ -327,18 +328,27 @@ class LoweredStepper:
         """Before a batch: its user may have changed something."""
         if self._watch is not None:
             self._has_changed = self._watch.has_changed()
-        else:
-            self._stepper.prepare()
+        self._stepper.prepare()
+        self._in_batch = True
+
+    def settle(self) -> None:
+        """After a batch: its user may use it."""
+        self._in_batch = False
+        if hasattr(self._stepper, "settle"):
+            self._stepper.settle()
 
     def _change(self, row: int) -> None:
         """Lower it as it is now, or step it as it is; from where it stands, which ``row`` says."""
         env = self._env
         self._has_changed = False
+        if hasattr(self._stepper, "settle"):
+            self._stepper.settle()
         self._stepper = env._bind_lowered(self._strip)
         self._watch = env._watch
         if self._stepper is None:
             self._watch = None
             self._stepper = GuestStepper(env, self._strip)
+        if self._in_batch or self._watch is None:
             self._stepper.prepare()
         if self._expects_resets:
             self.expect_resets()

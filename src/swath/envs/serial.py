@@ -251,6 +251,12 @@ class _SerialStepper:
             if hasattr(stepper, "prepare"):
                 stepper.prepare()  # type: ignore[attr-defined]
 
+    def settle(self) -> None:
+        """After a batch."""
+        for _, stepper in self._steppers:
+            if hasattr(stepper, "settle"):
+                stepper.settle()  # type: ignore[attr-defined]
+
     def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:
         column: Column
         for key, column in own.items():

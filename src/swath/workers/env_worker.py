@@ -201,6 +201,8 @@ class EnvHost:
     def _notice_changes(self) -> None:
         if self.stage is not None and hasattr(self._stepper, "prepare"):
             self._stepper.prepare()  # type: ignore[attr-defined]
+            if hasattr(self._stepper, "settle"):  # here are no batches
+                self._stepper.settle()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         for env in self._made:

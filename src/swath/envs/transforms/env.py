@@ -484,6 +484,11 @@ class TransformedStepper:
         if hasattr(self._base, "prepare"):
             self._base.prepare()
 
+    def settle(self) -> None:
+        """After a batch."""
+        if hasattr(self._base, "settle"):
+            self._base.settle()
+
     def expect_resets(self) -> None:
         """Whoever steps will always reset the envs that are done. Transforms that drive the env may go on, though."""
         if hasattr(self._base, "expect_resets") and not self._drivers:
