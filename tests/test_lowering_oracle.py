@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModule
 import swath.envs as ours
 from swath.collectors import Collector
 from swath.envs import GuestEnv
+from swath.errors import EnvError
 from transform_envs import FloatsEnv, Foretold
 
 pytestmark = [
@@ -231,3 +232,16 @@ def test_the_tensordict_api_of_envs_of_ours_around_theirs(lower: bool) -> None:
         assert {str(key) for key in row.keys(True, True)} == {str(key) for key in expected.keys(True, True)}
         for key in expected.keys(True, True):
             assert torch.equal(row.get(key), expected.get(key)), key
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda make: ours.SerialEnv(2, make), lambda make: ours.TransformedEnv(make(), ours.StepCounter())]
+)
+def test_an_action_that_a_step_writes_is_not_lost(wrap: Any) -> None:
+    def make() -> Any:
+        discretizer = rl().ActionDiscretizer(num_intervals=4, out_action_key="chosen")
+        return rl().TransformedEnv(rl().GymWrapper(FloatsEnv()), discretizer)
+
+    policy = TensorDictModule(among_four, ["position"], ["chosen"])
+    with pytest.raises(EnvError, match="a step writes 'action' beside the action"):
+        next(iter(Collector(wrap(make), policy, frames_per_batch=8)))

@@ -465,7 +465,7 @@ class GuestStepper:
         following = self._values(env.root) if self._root_only else None
         for key, column in self._carried:
             if key in env.written_by_steps:
-                self._take_written(t, stepped.get(key, None), column)
+                self._take_written(t, key, stepped.get(key, None), column)
                 continue
             value = value_of(key) if following is None or key not in self._root_only else following(key)
             if value is None or column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
@@ -476,11 +476,18 @@ class GuestStepper:
         flags = [after.get(key) for key in env.keys.ends]
         return self._ended(flags, after.get("terminated") if self._says_terminated else None, t)
 
-    def _take_written(self, t: int, value: Any, column: Column) -> None:
+    def _take_written(self, t: int, key: Key, value: Any, column: Column) -> None:
         """What a step has put beside the action; zeros, as in TorchRL, where it has not."""
         column.rows[t + 1].zero_()
-        if value is not None:
-            column.rows[t].copy_(value)
+        if value is None:
+            return
+        if self._strip.num_steps == 1:  # others have read this row already
+            raise EnvError(
+                f"{type(self._env.guest).__name__}: a step writes {show(key)} beside the action; it is delivered only "
+                "where TorchRL's env is given to a Collector or MultiCollector as it is, with two steps or more in a "
+                "batch; put the transform that writes it into a torchrl.envs.Compose, to do without"
+            )
+        column.rows[t].copy_(value)
 
     def _take_flat(self, t: int, values: dict[str, Any]) -> list[int] | None:
         """Write what a quick step gave."""
