@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL ?= -n 3 --dist loadgroup
 RESULTS  := build/results
 
-.PHONY: setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations chaos bench learn docs clean help
+.PHONY: house setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations chaos bench learn docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
@@ -25,6 +25,7 @@ help:
 	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
 	@echo "make learn   train all examples with three seeds, write docs/results.md"
 	@echo "make bench   side by side with the peers (its own environment)"
+	@echo "make house   how big the source is: code by folder, long functions, circles"
 	@echo "make clean   remove environments and caches"
 
 # Environments, and the extras of each. A stamp, so that a second run does not ask the package index again.
@@ -116,6 +117,10 @@ bench:
 # One run after another: each is timed.
 learn: setup
 	$(BIN)/python examples/run_all.py $(ARGS)
+
+# How big the source is, and how it hangs together: ARGS=--all lists each place.
+house: setup
+	$(BIN)/python tools/house.py $(ARGS)
 
 clean:
 	rm -rf $(ENVIRONMENTS) build benchmarks/.venv .pytest_cache .ruff_cache .hypothesis MUJOCO_LOG.TXT

@@ -28,7 +28,7 @@ _DOCTESTS_WITH_PROCESSES = {
     f"swath.{name}"
     for name in (
         "collectors.batched",
-        "collectors.distributed.process_group",
+        "collectors.distributed.over_torch",
         "collectors.multi",
         "collectors.multi_async",
         "collectors.multi_sync",

@@ -257,6 +257,8 @@ _MULTI: dict[str, Trial] = {
     "sync": Trial("neither"),
     "cat_results": Trial("neither"),
     "preemptive_threshold": Trial(7.0),
+    "max_policy_lag": Trial(-1),
+    "on_policy_lag": Trial("neither"),
 }
 _SYNC = {
     **_MULTI,
@@ -267,8 +269,6 @@ _ASYNC = {
     **_MULTI,
     "create_env_fn": Trial([lambda: make_counting(longest=2)]),
     "sync": Trial(True),
-    "max_policy_lag": Trial(-1),
-    "on_policy_lag": Trial("neither"),
 }
 _SINGLE: dict[str, Trial] = {
     "create_env_fn": Trial(lambda longest=2: make_counting(longest)),

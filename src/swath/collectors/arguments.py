@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,45 +14,6 @@ from swath.collectors.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.layout import as_key
-
-#: Arguments of other collectors, or of later versions, and the values that ask for nothing.
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "local_init_rb": (None, True, False),
-    **dict.fromkeys(
-        [
-            "weight_sync_schemes",
-            "weight_recv_schemes",
-            "auto_register_policy_transforms",
-            "trajs_per_write",
-            "backend",
-            "backend_options",
-            "num_collectors",
-            "sync",
-        ],
-        (None,),
-    ),
-}
-
-
-def refuse_unknown(unknown: Mapping[str, Any], collector: type, *bases: type, also_known: Iterable[str] = ()) -> None:
-    unknown = {name: value for name, value in unknown.items() if value not in NOT_YET.get(name, ())}
-    if not unknown:
-        return
-    for name in unknown:
-        if name in NOT_YET:
-            raise TypeError(f"{collector.__name__}: {name} is not supported by this version of swath")
-    known = [
-        name
-        for kind in (collector, *bases)
-        for name in inspect.signature(kind.__init__).parameters
-        if name not in ("self", "unknown", "others", "args", "kwargs", "engine_arguments")
-    ]
-    known += also_known
-    hints = []
-    for name in unknown:
-        near = difflib.get_close_matches(name, known, n=1)
-        hints.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    raise TypeError(f"{collector.__name__} got an unknown argument: {', '.join(hints)}")
 
 
 def step_limit(max_frames_per_traj: Any) -> int | None:

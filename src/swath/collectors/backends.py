@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
@@ -12,18 +12,18 @@ _RESERVED = ("create_env_fn", "policy", "num_collectors", "backend_options", "sy
 
 
 #: Arguments of ``Collector`` that say where to run.
-_FRONT_DOOR = ("num_collectors", "backend", "backend_options", "sync")
+FRONT_DOOR = ("num_collectors", "backend", "backend_options", "sync")
 
 
 def is_asked_for(kwargs: Mapping[str, Any]) -> bool:
     """Whether these arguments of ``Collector`` say where to run."""
-    return any(kwargs.get(name) is not None for name in _FRONT_DOOR)
+    return any(kwargs.get(name) is not None for name in FRONT_DOOR)
 
 
-def refuse_front_door(kind: type, kwargs: Mapping[str, Any]) -> None:
-    """A subclass of ``Collector`` is no front door; but it may have arguments of these names that are its own."""
-    own = inspect.signature(kind.__init__).parameters
-    if wrong := [name for name in _FRONT_DOOR if kwargs.get(name) is not None and name not in own]:
+def refuse_front_door(kind: type, kwargs: Mapping[str, Any], but: Callable[..., None] | None) -> None:
+    """A subclass of ``Collector`` is no front door; ``but`` its own constructor may have arguments of these names."""
+    own = () if but is None else inspect.signature(but).parameters
+    if wrong := [name for name in FRONT_DOOR if kwargs.get(name) is not None and name not in own]:
         raise TypeError(
             f"{', '.join(wrong)}: for Collector(...), which makes the collector that runs there; a "
             f"{kind.__name__} is made as it is"

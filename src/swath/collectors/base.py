@@ -14,7 +14,6 @@ import math
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -26,6 +25,7 @@ from torch.utils.data import IterableDataset
 
 from swath.collectors.background import Background, Batches
 from swath.collectors.finite import require_finite
+from swath.collectors.front_door import show_arguments
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.copying import NotCopied
@@ -33,6 +33,7 @@ from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerE
 from swath.rollout.exploration import end_scopes, open_scopes
 from swath.rollout.layout import Key, leaves_of, show
 from swath.rollout.structure import Structure
+from swath.warn import warn_user
 
 #: Held for a moment by who closes a collector: of two threads, one does. (Also in ``__del__``, wherever that comes.)
 _closing = threading.RLock()
@@ -53,10 +54,9 @@ class Budget:
         frames = positive_int("frames_per_batch", frames_per_batch)
         steps = -(-frames // num_envs)
         if steps * num_envs != frames:
-            warnings.warn(
+            warn_user(
                 f"frames_per_batch={frames} does not divide over {num_envs} envs; {steps * num_envs} will be used "
-                f"({steps} steps of each)",
-                stacklevel=4,
+                f"({steps} steps of each)"
             )
         return cls(num_envs, steps, count_or_none("total_frames", total_frames, "endless"))
 
@@ -193,9 +193,14 @@ _INSTEAD = {
 def _arguments_of(kind: type) -> frozenset[str]:
     """What the constructors of a collector can be given, and its env. (What a user's subclass adds is its own.)"""
     ours = [base for base in kind.__mro__ if issubclass(base, BaseCollector) and base.__module__.startswith("swath.")]
-    makers = [vars(base)["__init__"] for base in ours if base is not BaseCollector and "__init__" in vars(base)]
-    named = (name for each in makers for name in inspect.signature(each).parameters)
-    return frozenset((*named, *kind._further_arguments, "env")) - {"self"}
+    makers = [base for base in ours if base is not BaseCollector and "__init__" in vars(base)]
+    named = (
+        parameter.name
+        for maker in makers
+        for parameter in inspect.signature(vars(maker)["__init__"]).parameters.values()
+        if parameter.name not in vars(maker).get("_not_kept", ()) and parameter.kind is not parameter.VAR_KEYWORD
+    )
+    return frozenset((*named, "env")) - {"self"}
 
 
 class BaseCollector(NotCopied, IterableDataset):
@@ -322,8 +327,15 @@ class BaseCollector(NotCopied, IterableDataset):
 
     #: How many of the first frames get random actions.
     _init_random_frames = 0
-    #: Arguments of the constructor that are not in its signature.
-    _further_arguments: ClassVar[tuple[str, ...]] = ()
+    #: Arguments of the constructor that nothing is kept of.
+    _not_kept: ClassVar[Sequence[str]] = ()
+    #: Where its arguments are documented: a dataclass of ``config.py``.
+    _config_class: ClassVar[type | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls._config_class is not None:
+            show_arguments(cls, documented_by=[*cls.__mro__[1:], *cls._config_class.__mro__])
 
     @property
     def _is_processed_elsewhere(self) -> bool:

@@ -10,20 +10,24 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import random_specs, step_limit
+from swath.collectors.arguments import random_specs
 from swath.collectors.base import Budget, positive_int
+from swath.collectors.config import BatchedConfig
 from swath.collectors.crew import list_factories
 from swath.collectors.devices import DeviceLike
+from swath.collectors.front_door import explains_unknown
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.errors import PolicyError
+from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.central import ENV_INDEX, CentralRollout
 from swath.rollout.delivery import Stamps
 from swath.rollout.layout import Key, as_key, show
 from swath.rollout.loop import Rollout, first_observations
+from swath.rollout.mail import Mail
 from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.rollout.random_actions import for_all_envs
 from swath.workers.layout import WorkerLayout, available_cores
@@ -40,20 +44,14 @@ class AsyncBatchedCollector(Collector):
     and ``env_index`` says whose they are. Envs go on while a batch is being used: the first frames of the next one may
     have been chosen by older weights, and ``policy_version`` says so.
 
+    Arguments are those of ``Collector``, and those of ``BatchedConfig`` (``help(AsyncBatchedCollector)`` has all of
+    it); first of all:
+
     Args:
         create_env_fn: a list with a function (or Gymnasium id) for every env.
-        policy, policy_factory: one of them, as for ``Collector``; the policy runs in this process.
+        policy: as for ``Collector``, or a ``policy_factory``; the policy runs in this process.
         max_batch_size: most envs in a call of the policy.
-        min_batch_size: wait for so many envs before a call, but not longer than ``server_timeout`` seconds.
-        env_backend, backend: "multiprocessing" (default), or "threading": for envs that wait for something outside.
-        envs_per_worker, num_workers: how envs are packed; by default into as many processes as there are cores, and a
-            thread for each.
-        yield_completed_trajectories: yield single episodes ``[steps]`` as they end.
-        server_config: ``max_batch_size``, ``min_batch_size`` and ``timeout`` as one mapping (or object).
-        device_config: ``device``, ``policy_device``, ``env_device`` and ``storing_device`` as one mapping (or object).
-        step_timeout_s: raise ``WorkerHangs`` if a step takes longer.
-
-    The other arguments are those of ``Collector``.
+        env_backend: "multiprocessing" (default), or "threading": for envs that wait for something outside.
 
     >>> from swath.collectors import RandomPolicy
     >>> from swath.envs import GymEnv
@@ -66,6 +64,9 @@ class AsyncBatchedCollector(Collector):
     _rollout: CentralRollout  # type: ignore[assignment]
     _assignable = Collector._assignable - {"return_same_td"}
 
+    _config_class = BatchedConfig
+
+    @explains_unknown
     def __init__(
         self,
         create_env_fn: Sequence[Any],
@@ -106,52 +107,50 @@ class AsyncBatchedCollector(Collector):
         weight_sync_model_id: str = "policy",
         transport: Any = None,
         verbose: bool = False,
-        **others: Any,
+        postproc: Callable[[TensorDictBase], Any] | None = None,
+        split_trajs: bool | None = None,
+        reset_when_done: bool = True,
+        return_same_td: bool = False,
+        interruptor: Any = None,
+        set_truncated: bool = False,
+        use_buffers: bool | None = None,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        weight_updater: Any = None,
+        trust_policy: bool | None = None,
+        compile_policy: bool | dict[str, Any] | None = None,
+        cudagraph_policy: bool | dict[str, Any] | None = None,
+        capture_policy: bool = True,
+        no_cuda_sync: bool = False,
+        track_traj_ids: bool = True,
+        compact_obs: bool = False,
+        check_finite: bool = False,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[Any], Any] | None = None,
+        worker_idx: int | None = None,
+        traj_pool: TrajectoryIds | None = None,
+        mail: Mail | None = None,
     ) -> None:
         self._closed = True  # until there is something to close
-        if not isinstance(create_env_fn, Sequence) or isinstance(create_env_fn, str):
-            raise TypeError("create_env_fn must be a list with a function for every env: [make_env] * 8")
-        if (policy is None) == (policy_factory is None):
-            raise TypeError("give either policy or policy_factory" + (", not both" if policy is not None else ""))
-        for name, value in (("transport", transport), ("weight_sync", weight_sync)):
-            if value is not None:
-                raise TypeError(
-                    f"AsyncBatchedCollector: {name} has no place here: the policy runs in this process, and "
-                    "update_policy_weights_() updates it. To share a policy, give a PolicyClientModule as policy"
-                )
-        if others.get("mail") is not None:
-            raise ValueError("mail is for a Collector inside of a worker")
-        if others.get("return_same_td"):
-            raise ValueError("return_same_td=True: frames of the next batch may come while this one is used")
-        if weight_sync_model_id != "policy":
-            raise ValueError(f"weight_sync_model_id={weight_sync_model_id!r}: there is one model here, 'policy'")
-        if verbose:
-            raise ValueError(
-                "verbose=True: nothing is written to the terminal; ask stats(), or give post_collect_hook="
-            )
-        if policy_version_key != "policy_version":
-            raise ValueError("policy_version_key: frames have their version as 'policy_version'; rename it in postproc")
-        if policy_backend not in (None, "threading", "direct"):
-            raise ValueError(
-                f"policy_backend={policy_backend!r}: the policy runs in this process; to have it elsewhere, give a "
-                "PolicyClientModule of an InferenceServer as policy"
-            )
+        self._build(BatchedConfig.of(self, locals()))
+
+    def _build(self, config: BatchedConfig) -> None:  # type: ignore[override]
         batching = _merged(
             "server_config",
-            server_config,
+            config.server_config,
             _SERVER_CONFIG,
-            max_batch_size=max_batch_size,
-            min_batch_size=min_batch_size,
-            server_timeout=server_timeout,
+            max_batch_size=config.max_batch_size,
+            min_batch_size=config.min_batch_size,
+            server_timeout=config.server_timeout,
         )
         devices = _merged(
             "device_config",
-            device_config,
+            config.device_config,
             dict(zip(_DEVICE_CONFIG, _DEVICE_CONFIG, strict=True)),
-            device=device,
-            policy_device=policy_device,
-            env_device=env_device,
-            storing_device=storing_device,
+            device=config.device,
+            policy_device=config.policy_device,
+            env_device=config.env_device,
+            storing_device=config.storing_device,
         )
         self._max_batch_size = positive_int("max_batch_size", batching.get("max_batch_size") or 64)
         self._min_batch_size = positive_int("min_batch_size", batching.get("min_batch_size") or 1)
@@ -161,44 +160,24 @@ class AsyncBatchedCollector(Collector):
             raise ValueError(
                 f"min_batch_size={self._min_batch_size} is more than max_batch_size={self._max_batch_size}"
             )
-        if yield_completed_trajectories:
-            if trajs_per_batch is not None or traj_format is not None:
+        if config.yield_completed_trajectories:
+            if config.trajs_per_batch is not None or config.traj_format is not None:
                 raise ValueError("yield_completed_trajectories yields single episodes; leave trajs_per_batch out")
-            trajs_per_batch, traj_format = 1, "cat"
-        factories = list_factories(create_env_fn, None, None)
+            config = config.but(trajs_per_batch=1, traj_format="cat")
+        factories = list_factories(config.create_env_fn, None, None)
         pool = _make_pool(
-            env_backend or backend,
-            *resolve_factories("AsyncBatchedCollector", len(factories), factories, create_env_kwargs),
-            num_workers=num_workers,
-            envs_per_worker=envs_per_worker,
-            max_steps=step_limit(max_frames_per_traj),
-            mp_start_method=mp_start_method,
-            num_sub_threads=num_sub_threads,
-            step_timeout_s=step_timeout_s,
+            config.env_backend or config.backend,
+            *resolve_factories("AsyncBatchedCollector", len(factories), factories, config.create_env_kwargs),
+            num_workers=config.num_workers,
+            envs_per_worker=config.envs_per_worker,
+            max_steps=config.max_frames_per_traj,
+            mp_start_method=config.mp_start_method,
+            num_sub_threads=config.num_sub_threads,
+            step_timeout_s=config.step_timeout_s,
         )
-        try:
-            super().__init__(
-                pool,
-                policy,
-                policy_factory=policy_factory,
-                frames_per_batch=frames_per_batch,
-                total_frames=total_frames,
-                max_frames_per_traj=max_frames_per_traj,
-                init_random_frames=init_random_frames,
-                reset_at_each_iter=reset_at_each_iter,
-                exploration_type=exploration_type,
-                track_policy_version=track_policy_version,
-                trajs_per_batch=trajs_per_batch,
-                traj_format=traj_format,
-                **devices,
-                **others,
-            )
-        except BaseException:
-            pool.close(raise_if_closed=False)
-            raise
-        self._made_env = True
-        self._policy_version = int(policy_version)
-        self._rollout.goes_on = not reset_at_each_iter
+        self._build_around(pool, config.but(**devices), is_made_here=True)
+        self._policy_version = int(config.policy_version)
+        self._rollout.goes_on = not config.reset_at_each_iter
 
     def _resolve_budget(self, frames_per_batch: Any, total_frames: Any, env: EnvBase) -> Budget:
         return Budget.resolve(frames_per_batch, total_frames, 1)  # exact, whatever the number of envs

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from swath.collectors.base import positive_int
-from swath.collectors.devices import DeviceLike, Devices
+from swath.collectors.config import WorkersConfig
+from swath.collectors.devices import Devices
 from swath.envs.making import ACCEPTED, is_env, shown
 from swath.workers.layout import AUTO, WorkerLayout
 
@@ -78,36 +79,25 @@ def list_frames(frames_per_batch: Any, count: int, is_shared: bool) -> list[int]
 
 
 def resolve_members(
-    create_env_fn: Any,
-    *,
-    create_env_kwargs: Any,
-    policy_factory: Any,
-    frames_per_batch: Any,
-    is_shared: bool,
-    num_workers: Any,
-    envs_per_worker: int | None,
-    device: DeviceLike | Sequence[DeviceLike],
-    env_device: DeviceLike | Sequence[DeviceLike],
-    policy_device: DeviceLike | Sequence[DeviceLike],
-    storing_device: DeviceLike | Sequence[DeviceLike],
+    config: WorkersConfig, is_shared: bool, num_workers: Any, envs_per_worker: int | None
 ) -> tuple[EnvMember, ...]:
-    factories = list_factories(create_env_fn, num_workers, envs_per_worker)
+    factories = list_factories(config.create_env_fn, num_workers, envs_per_worker)
     count = len(factories)
     named_devices = {
-        "device": device,
-        "env_device": env_device,
-        "policy_device": policy_device,
-        "storing_device": storing_device,
+        "device": config.device,
+        "env_device": config.env_device,
+        "policy_device": config.policy_device,
+        "storing_device": config.storing_device,
     }
     each = {name: for_each(name, given, count, RuntimeError) for name, given in named_devices.items()}
     return tuple(
         EnvMember(factory, kwargs or {}, devices, make_policy, frames)
         for factory, kwargs, devices, make_policy, frames in zip(
             factories,
-            for_each("create_env_kwargs", create_env_kwargs, count, ValueError),
+            for_each("create_env_kwargs", config.create_env_kwargs, count, ValueError),
             [Devices.resolve(**{name: values[i] for name, values in each.items()}) for i in range(count)],
-            for_each("policy_factory", policy_factory, count, ValueError),
-            list_frames(frames_per_batch, count, is_shared),
+            for_each("policy_factory", config.policy_factory, count, ValueError),
+            list_frames(config.frames_per_batch, count, is_shared),
             strict=True,
         )
     )

@@ -6,32 +6,31 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import alike_or_each, make_assembler, random_frames, refuse_unknown, step_limit
+from swath.collectors.arguments import alike_or_each
 from swath.collectors.base import (
     BaseCollector,
     Budget,
-    Postprocessing,
-    positive_number,
     truncated_keys,
-    whole_number,
 )
+from swath.collectors.config import WorkersConfig
 from swath.collectors.crew import Crew, check_counts, resolve_members, spread
 from swath.collectors.devices import DeviceLike
 from swath.collectors.free_run import FreeRun, can_run_free
+from swath.collectors.front_door import explains_unknown
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.trajectories import TrajFormat
 from swath.errors import CollectorClosed, EnvError, message_of
 from swath.rollout.layout import Key, nested
-from swath.rollout.policies import refuse_rand_step
 from swath.states import count, mismatch, numbered, require_counters
+from swath.warn import warn_user
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.updaters import adopt_updater
@@ -68,27 +67,14 @@ class MultiCollector(BaseCollector):
     """Runs a policy in many envs, in worker processes.
 
     ``sync=True`` makes a ``MultiSyncCollector``, ``sync=False`` a ``MultiAsyncCollector``. Arguments are those of
-    ``Collector``, and:
+    ``Collector``, and those of ``WorkersConfig`` (``help(MultiCollector)`` has all of it); first of all:
 
     Args:
         create_env_fn: a list with a factory for each env; or one factory, for ``num_workers`` (times
             ``envs_per_worker``) envs.
+        frames_per_batch: of all envs together (sync) or of each (async); or a list.
         num_workers: how many processes share the envs; by default one for each, but not more than there are cores.
             "auto" measures first. The shape of what is delivered does not depend on it.
-        envs_per_worker: instead of ``num_workers``.
-        create_env_kwargs, policy_factory, device, env_device, policy_device, storing_device: may be lists with an entry
-            for each env.
-        frames_per_batch: of all envs together (sync) or of each (async); or a list.
-        policy: with a ``policy_factory``, only where weights come from.
-        weight_sync_schemes: by model id; shared memory by default.
-        update_at_each_batch: send the policy's weights with every batch.
-        num_threads, num_sub_threads: torch's threads in this process, and in each worker (1).
-        init_fn: called first in every worker.
-        mp_start_method: "forkserver", "spawn" or "fork".
-        restart_workers: how often a worker that died, raised or hangs is started again.
-        step_timeout_s: how long a step may take before its worker counts as hanging; None for ever.
-        track_worker, track_env: write the worker's, or the env's, number into ``("collector", "worker")`` or
-            ``("collector", "env")``.
 
     Raises:
         WorkerDied, WorkerHangs: see ``swath.errors``; what an env or a policy raises keeps its type.
@@ -103,17 +89,19 @@ class MultiCollector(BaseCollector):
     #: Whether this process draws ids of trajectories, too.
     _names_trajectories = False
 
-    def __new__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Any:
+    _config_class = WorkersConfig
+
+    def __new__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Self:
         if cls is MultiCollector:
             if sync is None:
                 raise TypeError("MultiCollector needs sync=True or sync=False")
             from swath.collectors.multi_async import MultiAsyncCollector
             from swath.collectors.multi_sync import MultiSyncCollector
 
-            return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)  # type: ignore[arg-type]
+            return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)  # type: ignore[return-value, arg-type]
         return super().__new__(cls)
 
-    @ctrl_c_waits  # for workers, mostly, and there it may come
+    @explains_unknown
     def __init__(
         self,
         create_env_fn: Any,
@@ -167,83 +155,48 @@ class MultiCollector(BaseCollector):
         restart_workers: int = 0,
         step_timeout_s: float | None = None,
         sync: bool | None = None,
-        **others: Any,
+        cat_results: str | int | None = None,
+        preemptive_threshold: float | None = None,
+        max_policy_lag: int | None = None,
+        on_policy_lag: str | None = None,
     ) -> None:
         self._closed = True  # until there is something to close
-        self._lock = FairLock()
-        self._is_by_episode = trajs_per_batch is not None
-        self._own_arguments(others)
-        refuse_unknown(others, type(self), MultiCollector)
         if sync is not None and bool(sync) != self._is_shared:
             raise ValueError(
                 f"a {type(self).__name__} has sync={self._is_shared}; use MultiCollector(..., sync={sync})"
             )
-        if frames_per_batch is None:
-            raise TypeError(f"{type(self).__name__} needs frames_per_batch")
-        if not reset_when_done:
-            error = RuntimeError if split_trajs else ValueError
-            raise error("reset_when_done=False is not supported: an env that is done is always reset")
-        if replay_buffer is not None and use_buffers:
-            raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
-        if split_trajs and not track_traj_ids:
-            raise ValueError("split_trajs needs track_traj_ids=True")
-        if weight_updater is not None and weight_sync_schemes is not None:
-            raise TypeError("give either weight_updater or weight_sync_schemes, not both")
-        self._restarts = whole_number("restart_workers", restart_workers)
-        if step_timeout_s is not None:
-            positive_number("step_timeout_s", step_timeout_s)
-        max_steps = step_limit(max_frames_per_traj)
-        self._init_random_frames = self._random_frames_left = random_frames(init_random_frames)
-        refuse_rand_step(policy)
-        if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
-            raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
-        assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)
+        self._build(WorkersConfig.of(self, locals()))
+
+    @ctrl_c_waits  # for workers, mostly, and there it may come
+    def _build(self, config: WorkersConfig) -> None:
+        self._lock = FairLock()
+        self._take_own(config)
+        policy = config.policy
+        self._restarts = config.restart_workers
+        self._init_random_frames = self._random_frames_left = config.init_random_frames or 0
+        assembler = config.assembler()
         platforms.require(
             type(self).__name__,
             platforms.WORKERS,
             "use a Collector with a SerialEnv, or an AsyncBatchedCollector with env_backend='threading'",
         )
-        method = check_start_method(mp_start_method)
-        num_workers, envs_per_worker = check_counts(num_workers, envs_per_worker)
-        members = resolve_members(
-            create_env_fn,
-            create_env_kwargs=create_env_kwargs,
-            policy_factory=policy_factory,
-            frames_per_batch=frames_per_batch,
-            is_shared=self._is_shared,
-            num_workers=num_workers,
-            envs_per_worker=envs_per_worker,
-            device=device,
-            env_device=env_device,
-            policy_device=policy_device,
-            storing_device=storing_device,
-        )
+        method = check_start_method(config.mp_start_method)
+        num_workers, envs_per_worker = check_counts(config.num_workers, config.envs_per_worker)
+        members = resolve_members(config, self._is_shared, num_workers, envs_per_worker)
         self.policy = policy
         self._method: StartMethod = method
-        self._resets_each_iter = reset_at_each_iter
-        self._tracked = [key for key, wanted in ((WORKER, track_worker), (ENV, track_env)) if wanted]
-        self._interruptor = interruptor
-        self.update_at_each_batch = update_at_each_batch
+        self._resets_each_iter = config.reset_at_each_iter
+        self._tracked = [key for key, wanted in ((WORKER, config.track_worker), (ENV, config.track_env)) if wanted]
+        self._interruptor = config.interruptor
+        self.update_at_each_batch = config.update_at_each_batch
         self._policy_version = 0
         #: By worker.
         self._seeds: dict[int, tuple[int, bool]] = {}
         self._num_orders = 0
         #: None where each env was given a number of its own.
-        self._asked_frames = frames_per_batch if isinstance(frames_per_batch, int) else None
+        self._asked_frames = config.frames_per_batch if isinstance(config.frames_per_batch, int) else None
         self._told_of_waiting = False
-        common = {
-            "max_frames_per_traj": max_steps,
-            "exploration_type": exploration_type,
-            "reset_at_each_iter": reset_at_each_iter,
-            "trust_policy": trust_policy,
-            "compile_policy": compile_policy,
-            "cudagraph_policy": cudagraph_policy,
-            "capture_policy": capture_policy,
-            "no_cuda_sync": no_cuda_sync,
-            "track_policy_version": bool(track_policy_version),
-            "track_traj_ids": track_traj_ids,
-            "compact_obs": compact_obs,
-        }
+        common = config.for_workers()
         base_seed = draw_base_seed()
 
         def blueprints(crew: Crew) -> list[Blueprint]:
@@ -262,11 +215,11 @@ class MultiCollector(BaseCollector):
                         policy=None if own[0].policy_factory is not None else policy,
                         policy_factory=own[0].policy_factory,
                         frames=own[0].frames,
-                        collector_class=collector_class,
+                        collector_class=config.collector_class,
                         collector_kwargs={**common, "env_device": devices.env, "policy_device": devices.policy},
                         base_seed=base_seed,
-                        num_threads=num_sub_threads,
-                        init_fn=init_fn,
+                        num_threads=config.num_sub_threads,
+                        init_fn=config.init_fn,
                     )
                 )
             return made
@@ -276,7 +229,7 @@ class MultiCollector(BaseCollector):
         assert not isinstance(num_workers, str)
         self._crew = Crew(members, spread(members, num_workers, envs_per_worker))
         self._storing = members[0].devices.storing
-        self._schemes = self._make_schemes(weight_sync_schemes, policy, policy_factory)
+        self._schemes = self._make_schemes(config.weight_sync_schemes, policy, config.policy_factory)
         self._fleet: Fleet = None  # type: ignore[assignment]
         try:
             self._fleet = Fleet(
@@ -286,32 +239,33 @@ class MultiCollector(BaseCollector):
                 receivers=weakly(self._halves_for),
                 started=weakly(self._scheme_halves_are_out),
                 restarts=self._restarts,
-                step_timeout_s=step_timeout_s,
+                step_timeout_s=config.step_timeout_s,
                 on_restart=weakly(self._welcome_back),
                 closed=weakly(self._ended_meanwhile),
                 lock=self._lock,
             )
             self._description = self._agree()
             self._structure = self._description.structure
-            budget = self._set_up(total_frames)
-            if set_truncated and not truncated_keys((f.key, f) for f in self._description.fields):
+            budget = self._set_up(config.total_frames)
+            if config.set_truncated and not truncated_keys((f.key, f) for f in self._description.fields):
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
-            post = Postprocessing(
-                postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
-            )
-            super().__init__(budget, post, assembler, replay_buffer, extend_buffer)
-            if hasattr(postproc, "to") and self._storing is not None:
-                postproc.to(self._storing)  # type: ignore[union-attr]
+            super().__init__(budget, config.postprocessing(), assembler, config.replay_buffer, config.extend_buffer)
+            if hasattr(config.postproc, "to") and self._storing is not None:
+                config.postproc.to(self._storing)  # type: ignore[union-attr]
             for scheme in self._schemes.values():
                 scheme.connect()
             # A network that a function finds by its name may be another one where the function is imported.
-            if policy is not None and "policy" in self._schemes and (policy_factory or HiddenWeights(policy).tensors):
+            if (
+                policy is not None
+                and "policy" in self._schemes
+                and (config.policy_factory or HiddenWeights(policy).tensors)
+            ):
                 self._schemes["policy"].send(policy, version=0)
-            self._updater = adopt_updater(weight_updater, self)
+            self._updater = adopt_updater(config.weight_updater, self)
             self._threads_before: int | None = None
-            if num_threads is not None:
+            if config.num_threads is not None:
                 self._threads_before = torch.get_num_threads()
-                torch.set_num_threads(int(num_threads))
+                torch.set_num_threads(int(config.num_threads))
         except BaseException:
             for scheme in self._schemes.values():
                 scheme.shutdown()
@@ -321,8 +275,8 @@ class MultiCollector(BaseCollector):
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
-    def _own_arguments(self, others: dict[str, Any]) -> None:
-        """Take what only this class knows out of the arguments."""
+    def _take_own(self, config: WorkersConfig) -> None:
+        """Take what only this class is asked for."""
 
     def _set_up(self, total_frames: Any) -> Budget:
         """Prepare memory for what the workers describe."""
@@ -447,9 +401,8 @@ class MultiCollector(BaseCollector):
     def _warn_of_rounding(self, frames_used: int) -> None:
         asked = self._asked_frames
         if asked is not None and asked != frames_used:
-            warnings.warn(
-                f"frames_per_batch={asked} does not divide over {self._num_envs} envs; {frames_used} will be used",
-                stacklevel=5,
+            warn_user(
+                f"frames_per_batch={asked} does not divide over {self._num_envs} envs; {frames_used} will be used"
             )
 
     def _welcome_back(self, member: Member, error: BaseException) -> None:

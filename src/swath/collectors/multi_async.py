@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.collectors.base import BaseCollector, Budget
+from swath.collectors.config import WorkersConfig
 from swath.collectors.multi import WORKER, MultiCollector, random_share
 from swath.collectors.multi_sync import mark_broken
 from swath.errors import NoLength
@@ -75,24 +76,24 @@ class MultiAsyncCollector(MultiCollector):
     """
 
     _is_shared = False
-    _further_arguments = ("cat_results", "preemptive_threshold", "max_policy_lag", "on_policy_lag")
 
-    def _own_arguments(self, others: dict[str, Any]) -> None:
-        cat_results = others.pop("cat_results", None)
-        if cat_results not in (None, "stack"):
-            raise ValueError(f"cat_results={cat_results!r} is for MultiSyncCollector: here each batch is from one env")
-        if others.pop("preemptive_threshold", None) not in (None, 1.0):
+    def _take_own(self, config: WorkersConfig) -> None:
+        if config.cat_results not in (None, "stack"):
+            raise ValueError(
+                f"cat_results={config.cat_results!r} is for MultiSyncCollector: here each batch is from one env"
+            )
+        if config.preemptive_threshold not in (None, 1.0):
             raise ValueError("preemptive_threshold is for MultiSyncCollector: here no worker waits for another")
-        lag = others.pop("max_policy_lag", None)
+        lag = config.max_policy_lag
         if lag is not None and (isinstance(lag, bool) or not isinstance(lag, int) or lag < 0):
             raise ValueError(f"max_policy_lag is a number of updates, at least 0; got {lag!r}")
         self._max_lag: int | None = lag
-        if lag is not None and self._is_by_episode:
+        if lag is not None and config.trajs_per_batch is not None:
             raise ValueError(
                 "max_policy_lag does not go with trajs_per_batch: an episode is delivered when it is complete, and its "
                 "first frames may be older than any limit by then"
             )
-        when = others.pop("on_policy_lag", "hold")
+        when = "hold" if config.on_policy_lag is None else config.on_policy_lag
         if when not in ("hold", "drop"):
             raise ValueError(f"on_policy_lag must be 'hold' or 'drop', got {when!r}")
         self._holds = when == "hold"
@@ -437,15 +438,15 @@ class AsyncCollector(MultiAsyncCollector):
     [torch.Size([50]), torch.Size([50])]
     """
 
-    def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
-        self._closed = True
-        if isinstance(create_env_fn, (list, tuple)):
-            if len(create_env_fn) != 1:
-                raise ValueError(f"an AsyncCollector has one env, got {len(create_env_fn)}; use MultiAsyncCollector")
-            create_env_fn = create_env_fn[0]
+    def _build(self, config: WorkersConfig) -> None:
+        envs = config.create_env_fn
+        if isinstance(envs, (list, tuple)):
+            if len(envs) != 1:
+                raise ValueError(f"an AsyncCollector has one env, got {len(envs)}; use MultiAsyncCollector")
+            (envs,) = envs
         for name in ("num_workers", "envs_per_worker"):
-            if kwargs.get(name) not in (None, 1, "auto"):
+            if (given := getattr(config, name)) not in (None, 1, "auto"):
                 raise ValueError(
-                    f"an AsyncCollector has one env in one worker: {name}={kwargs[name]!r} is for a MultiAsyncCollector"
+                    f"an AsyncCollector has one env in one worker: {name}={given!r} is for a MultiAsyncCollector"
                 )
-        super().__init__([create_env_fn], policy, **kwargs)
+        super()._build(config.but(create_env_fn=[envs]))

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.collectors.base import Budget
+from swath.collectors.config import WorkersConfig
 from swath.collectors.multi import WORKER, MultiCollector
 from swath.collectors.sink import BufferSink
 from swath.errors import NoLength
@@ -59,18 +60,19 @@ class MultiSyncCollector(MultiCollector):
     """
 
     _is_shared = True
-    _further_arguments = ("cat_results", "preemptive_threshold")
 
-    def _own_arguments(self, others: dict[str, Any]) -> None:
-        cat_results = others.pop("cat_results", None)
-        self._cat: str | int = "stack" if cat_results is None else cat_results
+    def _take_own(self, config: WorkersConfig) -> None:
+        self._cat: str | int = "stack" if config.cat_results is None else config.cat_results
         is_dimension = isinstance(self._cat, int) and not isinstance(self._cat, bool)
         if not is_dimension and self._cat != "stack":
-            raise ValueError(f"cat_results must be 'stack', 0 or -1; got {cat_results!r}")
-        threshold = others.pop("preemptive_threshold", None)
+            raise ValueError(f"cat_results must be 'stack', 0 or -1; got {config.cat_results!r}")
+        threshold = config.preemptive_threshold
         self._threshold = 1.0 if threshold is None else float(threshold)
         if not 0 <= self._threshold <= 1:
             raise ValueError(f"preemptive_threshold is a share of the envs, from 0 to 1; got {threshold}")
+        for name in ("max_policy_lag", "on_policy_lag"):
+            if getattr(config, name) is not None:
+                raise TypeError(f"{name} is for MultiAsyncCollector: here all of a batch is from the newest weights")
 
     def _set_up(self, total_frames: Any) -> Budget:
         env_size, count = self._description.env_size, len(self._crew.members)

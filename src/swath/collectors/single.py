@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -13,23 +13,20 @@ from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import (
     casting_device,
-    make_assembler,
     on_device,
-    policy_wrapper,
     prepare_for_limit,
-    random_frames,
     random_specs,
-    refuse_unknown,
-    step_limit,
 )
-from swath.collectors.backends import is_asked_for, make_collector, refuse_front_door
-from swath.collectors.base import BaseCollector, Budget, Postprocessing, truncated_keys
-from swath.collectors.devices import DeviceLike, Devices
+from swath.collectors.backends import FRONT_DOOR, is_asked_for, make_collector, refuse_front_door
+from swath.collectors.base import BaseCollector, Budget, truncated_keys
+from swath.collectors.config import SingleConfig
+from swath.collectors.devices import DeviceLike
+from swath.collectors.front_door import explains_unknown
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
 from swath.collectors.saved import SavedParts
 from swath.collectors.threads import limited_threads, threads_left
-from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
+from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import make_env
 from swath.envs.paths import parts_of, resolve_path
@@ -56,36 +53,8 @@ class Collector(BaseCollector):
         policy_factory: a function that makes the policy, instead of ``policy``.
         frames_per_batch: frames of a batch over all envs, rounded up to whole steps.
         total_frames: when to stop, exactly; -1 for never.
-        device, env_device, policy_device, storing_device: ``device`` fills those not given.
-        create_env_kwargs: for ``create_env_fn``.
-        max_frames_per_traj: truncate episodes after this many steps; adds ``step_count``.
-        init_random_frames: exactly so many frames get random actions first; other policy outputs are zero in them.
-        reset_at_each_iter: start every batch with new episodes.
-        postproc: applied to each batch before it is delivered.
-        split_trajs: deliver one row per trajectory, padded, with ``("collector", "mask")``.
-        exploration_type: how probabilistic policies choose; random by default.
-        return_same_td: yield the same memory each time, overwritten by the next batch.
-        interruptor: its ``collection_stopped()`` is asked after every step, and makes the batch shorter.
-        set_truncated: mark the last step of every batch truncated (the env is not reset).
-        trust_policy: call the policy with a TensorDict without looking at its signature.
-        compile_policy, cudagraph_policy: True, or keywords for ``torch.compile`` / ``CudaGraphModule``.
-        capture_policy: False calls the policy in every step, instead of recording what it does and running that
-            (``policy_plan()`` says which).
-        track_policy_version: stamp every frame with ``policy_version``.
-        track_traj_ids: False leaves ``("collector", "traj_ids")`` out.
-        compact_obs: leave the observations out of ``next`` (they are in the following root).
-        trajs_per_batch: deliver so many whole episodes at a time, "padded" or "cat" (``traj_format``).
-        check_finite: raise on NaN and infinity.
-        pre_collect_hook, post_collect_hook: called before a batch, and with it.
-        weight_updater: the older way to say how weights get into the policy.
-        replay_buffer: where frames go, of ``swath.data`` or of TorchRL; iteration then yields None, and ``start()``
-            collects in the background.
-        extend_buffer: False calls a TorchRL buffer's ``add`` for every step.
-        num_collectors, backend, backend_options, sync: where to run. With ``num_collectors`` (or a list of envs) and a
-            ``backend`` ("process", "ray", "distributed", "rpc" or "submitit"), what is made is a ``MultiCollector``, a
-            ``RayCollector`` and so on, with ``backend_options`` as further arguments; "direct" is this process.
-        worker_idx, traj_pool, mail: for a collector inside of a worker: its number, where trajectory ids come from,
-            and how its owner reaches it.
+
+    What the others mean is said in ``CollectorConfig`` (``help(Collector)`` has all of it).
 
     Raises:
         TypeError: an unknown argument, or both ``policy`` and ``policy_factory``.
@@ -107,16 +76,20 @@ class Collector(BaseCollector):
     def exploration_type(self, exploration_type: InteractionType | str | None) -> None:
         self._exploration_type = None if exploration_type is None else InteractionType(exploration_type)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        is_front_door = cls is Collector
+    _config_class = SingleConfig
+    _not_kept = FRONT_DOOR
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        is_front_door = issubclass(Collector, cls)  # it, and no subclass
         if not is_front_door:
-            refuse_front_door(cls, kwargs)
+            refuse_front_door(cls, kwargs, but=None if cls.__init__ is Collector.__init__ else cls.__init__)
         if not (is_front_door and is_asked_for(kwargs)):
             return super().__new__(cls)
         names = dict(zip(("create_env_fn", "policy"), args, strict=False))
         given = {**names, **kwargs}
         return make_collector(given.pop("create_env_fn"), given.pop("policy", None), given)
 
+    @explains_unknown
     def __init__(
         self,
         create_env_fn: Any,
@@ -157,88 +130,61 @@ class Collector(BaseCollector):
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
+        num_collectors: int | None = None,
+        backend: str | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        sync: bool | None = None,
         worker_idx: int | None = None,
         traj_pool: TrajectoryIds | None = None,
         mail: Mail | None = None,
-        **unknown: Any,
     ) -> None:
         if "_made_env" in self.__dict__:  # backend="direct": it was made by __new__
             return
         self._closed = True  # until there is something to close
-        refuse_unknown(unknown, type(self))
-        if frames_per_batch is None:
-            raise TypeError(f"{type(self).__name__} needs frames_per_batch")
-        max_steps = step_limit(max_frames_per_traj)
-        num_random = random_frames(init_random_frames)
-        if replay_buffer is not None and use_buffers:
-            raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
-        if policy is not None and policy_factory is not None:
-            raise TypeError("give either policy or policy_factory, not both")
-        if not reset_when_done:
-            raise ValueError("reset_when_done=False is not supported: an env that is done is always reset")
-        if replay_buffer is not None and return_same_td:
-            raise TypeError("return_same_td does not go with a replay_buffer: nothing is returned")
-        if split_trajs and not track_traj_ids:
-            raise ValueError("split_trajs needs track_traj_ids=True")
-        devices = Devices.resolve(device, env_device, policy_device, storing_device)
-        self.exploration_type = exploration_type
-        self.reset_at_each_iter = reset_at_each_iter
-        self.return_same_td = return_same_td
-        self.worker_idx = worker_idx
-        self._traj_ids = TrajectoryIds() if traj_pool is None else traj_pool
-        self._mail = mail
-        env = make_env(create_env_fn, create_env_kwargs)
-        if max_steps is not None and env.limit_episodes(max_steps):
-            max_steps = None
+        self._build(SingleConfig.of(self, locals()))
+
+    def _build(self, config: SingleConfig) -> None:
+        config.devices()  # one that is not there is found out before an env is made
+        env = make_env(config.create_env_fn, config.create_env_kwargs)
+        self._build_around(env, config, is_made_here=env is not config.create_env_fn)
+
+    def _build_around(self, env: EnvBase, config: SingleConfig, is_made_here: bool) -> None:
+        self._made_env = is_made_here
         try:
-            self._set_up(
-                env,
-                policy_factory() if policy_factory is not None else policy,
-                devices,
-                self._resolve_budget(frames_per_batch, total_frames, env),
-                Stamps(
-                    traj_ids=track_traj_ids,
-                    step_count=max_steps is not None,
-                    policy_version=bool(track_policy_version),
-                    compact_obs=compact_obs,
-                ),
-                Postprocessing(
-                    postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
-                ),
-                make_assembler(trajs_per_batch, traj_format, replay_buffer),
-                max_steps,
-                CallOptions(bool(trust_policy), policy_wrapper(compile_policy, cudagraph_policy), bool(capture_policy)),
-                replay_buffer,
-                extend_buffer,
-            )
+            self._set_up(env, config)
         except BaseException:
-            if env is not create_env_fn:
+            if self.__dict__.pop("_made_env"):
                 env.close(raise_if_closed=False)
             raise
-        self._made_env = env is not create_env_fn
-        self._rollout.random_frames_left = self._init_random_frames = num_random
+        self._rollout.random_frames_left = self._init_random_frames = config.init_random_frames or 0
         self._profiler: RolloutProfiler | None = None
-        self._stop = None if interruptor is None else interruptor.collection_stopped
-        self._no_cuda_sync = no_cuda_sync
-        self._updater = adopt_updater(weight_updater, self)
+        self._stop = None if config.interruptor is None else config.interruptor.collection_stopped
+        self._no_cuda_sync = config.no_cuda_sync
+        self._updater = adopt_updater(config.weight_updater, self)
 
     def _resolve_budget(self, frames_per_batch: Any, total_frames: Any, env: EnvBase) -> Budget:
         return Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel())
 
-    def _set_up(
-        self,
-        env: EnvBase,
-        policy: Any,
-        devices: Devices,
-        budget: Budget,
-        stamps: Stamps,
-        postprocessing: Postprocessing,
-        assembler: TrajectoryAssembler | None,
-        max_frames_per_traj: int | None,
-        call_options: CallOptions,
-        replay_buffer: Any,
-        extend_buffer: bool,
-    ) -> None:
+    def _set_up(self, env: EnvBase, config: SingleConfig) -> None:
+        devices = config.devices()
+        self.exploration_type = config.exploration_type
+        self.reset_at_each_iter = config.reset_at_each_iter
+        self.return_same_td = config.return_same_td
+        self.worker_idx = config.worker_idx
+        self._traj_ids = TrajectoryIds() if config.traj_pool is None else config.traj_pool
+        self._mail = config.mail
+        max_steps = config.max_frames_per_traj
+        if max_steps is not None and env.limit_episodes(max_steps):
+            max_steps = None
+        policy = config.policy_factory() if config.policy_factory is not None else config.policy
+        budget = self._resolve_budget(config.frames_per_batch, config.total_frames, env)
+        stamps = Stamps(
+            traj_ids=config.track_traj_ids,
+            step_count=max_steps is not None,
+            policy_version=config.track_policy_version,
+            compact_obs=config.compact_obs,
+        )
+        postprocessing, assembler = config.postprocessing(), config.assembler()
         if devices.env is not None and env.device != devices.env:
             env = env.to(devices.env)
         if stamps.step_count:
@@ -255,11 +201,11 @@ class Collector(BaseCollector):
         self._has_begun = False
         self._random_stream = RandomStream(devices.policy)
         with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
-            self._rollout = self._make_rollout(env, budget, stamps, max_frames_per_traj, call_options)
+            self._rollout = self._make_rollout(env, budget, stamps, max_steps, config.call_options())
         self._structure = env.row_layout().structure
         if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in self.fields):
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
-        super().__init__(budget, postprocessing, assembler, replay_buffer, extend_buffer)
+        super().__init__(budget, postprocessing, assembler, config.replay_buffer, config.extend_buffer)
         if assembler is not None:
             assembler.fragments = self._rollout.boundaries.fragments
         if hasattr(postprocessing.postproc, "to") and devices.storing is not None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from swath.collectors.distributed.launchers import DEFAULT_SLURM_CONF, submitit_delayed_launcher
 from swath.collectors.distributed.legacy import DistributedDataCollector, DistributedSyncDataCollector
-from swath.collectors.distributed.process_group import DistributedCollector, DistributedSyncCollector
+from swath.collectors.distributed.over_torch import DistributedCollector, DistributedSyncCollector
 from swath.collectors.distributed.ray import RayCollector
 
 if TYPE_CHECKING:

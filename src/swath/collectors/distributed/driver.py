@@ -14,14 +14,16 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.collectors.arguments import alike_or_each, make_assembler, random_frames, refuse_unknown, step_limit
+from swath.collectors.arguments import alike_or_each
 from swath.collectors.background import Batches
-from swath.collectors.base import BaseCollector, Budget, Postprocessing, positive_int, truncated_keys
+from swath.collectors.base import BaseCollector, Budget, positive_int, truncated_keys
+from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import BufferPlan, NodePlan, Order
 from swath.collectors.distributed.payload import join_batches, pack_tensors
 from swath.collectors.distributed.plans import NodePlans, list_nodes
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
+from swath.collectors.front_door import explains_unknown
 from swath.collectors.multi import ENV, WORKER
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
@@ -29,7 +31,6 @@ from swath.collectors.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
 from swath.rollout.layout import nested
-from swath.rollout.policies import refuse_rand_step
 from swath.rollout.structure import Structure
 from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update.hidden import HiddenWeights
@@ -58,23 +59,11 @@ class NodesCollector(BaseCollector):
 
     Args:
         create_env_fn: a list with a factory for each node; or one factory, for ``num_collectors`` nodes.
-        num_collectors: how many nodes, where ``create_env_fn`` is no list.
         frames_per_batch: of all nodes together (``sync``), or of each.
         sync: True yields batches of all nodes, stacked in their order: ``[nodes, *batch, T]``. False (the default)
             yields one node's batch at a time, as they come.
-        collector_class: what runs on a node: ``Collector`` ("single"), ``MultiSyncCollector`` ("sync") or
-            ``MultiAsyncCollector`` ("async").
-        collector_kwargs: for it; a dict, or a list with one for each node.
-        num_workers_per_collector: with more than 1, a node has so many of its envs, in worker processes.
-        update_after_each_batch: send the policy's weights after every batch, to the node(s) that it came from.
-        max_weight_update_interval: send them to a node at the latest after so many of its batches; -1 for never.
-        update_interval: send them to all nodes after every so many batches.
-        weight_sync_schemes: by model id; the engine's own for the policy by default.
-        restart_nodes: how often a node that was lost, or raised, is started again; 0 where that cannot be done.
-        on_node_loss: "raise" (the default), or "continue" to go on with the others.
-        start_timeout_s: how long nodes have to start.
-        track_worker, track_env: write the node's, or the env's, number into ``("collector", "worker")`` or
-            ``("collector", "env")``.
+
+    All others are those of ``NodesConfig`` (``help()`` has all of it).
 
     Raises:
         NodeLost: a node is gone, or was not heard of for too long; what an env or a policy raises keeps its type.
@@ -84,6 +73,9 @@ class NodesCollector(BaseCollector):
     _scheme_class: type[NodeWeightSyncScheme] = NodeWeightSyncScheme
     _both_update_rules_are_fine = False
 
+    _config_class = NodesConfig
+
+    @explains_unknown
     def __init__(
         self,
         create_env_fn: Any,
@@ -92,7 +84,7 @@ class NodesCollector(BaseCollector):
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         frames_per_batch: int | None = None,
         total_frames: int | None = -1,
-        sync: bool = False,
+        sync: bool | None = None,
         num_collectors: int | None = None,
         collector_class: Any = Collector,
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
@@ -134,40 +126,33 @@ class NodesCollector(BaseCollector):
         restart_nodes: int = 0,
         on_node_loss: str = "raise",
         start_timeout_s: float = 120.0,
-        **engine_arguments: Any,
     ) -> None:
         self._closed = True  # until there is something to close
+        self._build(NodesConfig.of(self, locals()))
+
+    def _build(self, config: NodesConfig) -> None:
         self._lock = FairLock()
         self._owner_pid = os.getpid()
-        own = self._own_arguments(engine_arguments)
-        refuse_unknown(engine_arguments, type(self), NodesCollector, also_known=own)
-        if frames_per_batch is None:
-            raise TypeError(f"{type(self).__name__} needs frames_per_batch")
-        if split_trajs and not track_traj_ids:
-            raise ValueError("split_trajs needs track_traj_ids=True")
-        refuse_rand_step(policy)
-        if policy is not None and policy_factory is not None and not isinstance(policy, torch.nn.Module):
-            raise TypeError("with a policy_factory, policy is only where weights come from: it must be an nn.Module")
-        both = update_after_each_batch and max_weight_update_interval >= 0
+        policy = config.policy
+        both = config.update_after_each_batch and config.max_weight_update_interval >= 0
         if both and not self._both_update_rules_are_fine:
             raise RuntimeError("give either update_after_each_batch or max_weight_update_interval, not both")
-        if update_interval is not None:
-            positive_int("update_interval", update_interval)
-        factories = list_nodes(create_env_fn, num_collectors)
+        factories = list_nodes(config.create_env_fn, config.num_collectors)
         count = len(factories)
-        frames = positive_int("frames_per_batch", frames_per_batch)
-        if sync and frames % count:
+        frames = positive_int("frames_per_batch", config.frames_per_batch)
+        self._sync = bool(config.sync)
+        if self._sync and frames % count:
             raise RuntimeError(
                 f"frames_per_batch={frames} does not divide over {count} nodes; with sync=True each collects the same"
             )
-        self._sync = bool(sync)
-        self._loss = loss = Loss.resolve(restart_nodes, on_node_loss)
-        self._start_timeout_s = start_timeout_s
-        self.update_after_each_batch = update_after_each_batch
-        self._weights_every = update_interval
-        self._most_batches_without = max_weight_update_interval if max_weight_update_interval >= 0 else None
-        self._tracked = [key for key, wanted in ((WORKER, track_worker), (ENV, track_env)) if wanted]
-        self._storing = storing(device if storing_device is None else storing_device)
+        self._loss = loss = Loss.resolve(config.restart_nodes, config.on_node_loss)
+        self._start_timeout_s = config.start_timeout_s
+        self.update_after_each_batch = config.update_after_each_batch
+        self._weights_every = config.update_interval
+        interval = config.max_weight_update_interval
+        self._most_batches_without = interval if interval >= 0 else None
+        self._tracked = [key for key, wanted in ((WORKER, config.track_worker), (ENV, config.track_env)) if wanted]
+        self._storing = storing(config.device if config.storing_device is None else config.storing_device)
         self.policy = policy
         self._policy_version = 0
         self._run = uuid.uuid4().hex
@@ -180,39 +165,29 @@ class NodesCollector(BaseCollector):
         self._lives_stored: dict[int, int] = {}
         #: Nodes with frames that nobody got: their episodes do not go on.
         self._to_give_up: set[int] = set()
-        self._random_frames_left = self._init_random_frames = random_frames(init_random_frames)
+        self._random_frames_left = self._init_random_frames = config.init_random_frames or 0
         common = {
-            "env_device": device if env_device is None else env_device,
-            "policy_device": device if policy_device is None else policy_device,
-            "max_frames_per_traj": step_limit(max_frames_per_traj),
-            "exploration_type": exploration_type,
-            "reset_at_each_iter": reset_at_each_iter,
-            "trust_policy": trust_policy,
-            "compile_policy": compile_policy,
-            "cudagraph_policy": cudagraph_policy,
-            "capture_policy": capture_policy,
-            "no_cuda_sync": no_cuda_sync,
-            "track_policy_version": bool(track_policy_version),
-            "track_traj_ids": track_traj_ids,
-            "compact_obs": compact_obs,
+            "env_device": config.device if config.env_device is None else config.env_device,
+            "policy_device": config.device if config.policy_device is None else config.policy_device,
+            **config.for_workers(),
         }
         self._plans = plans = NodePlans.resolve(
-            type(self).__name__,
+            config.who,
             count,
-            collector_class=collector_class,
-            num_workers=num_workers_per_collector,
+            collector_class=config.collector_class,
+            num_workers=config.num_workers_per_collector,
             policy=policy,
             frames=frames // count if self._sync else frames,
             common=common,
             random_frames=self._random_frames_left,
-            num_threads=num_sub_threads,
+            num_threads=config.num_sub_threads,
         )
         self._random_frames_left -= sum(plans.random_frames)
-        made = plans.all(factories, create_env_kwargs, policy_factory, collector_kwargs)
-        assembler = make_assembler(trajs_per_batch, traj_format, replay_buffer)
-        self._by_episode = trajs_per_batch is not None
-        self._schemes = self._make_schemes(weight_sync_schemes, policy, policy_factory)
-        engine = self._make_engine(count, **own)
+        made = plans.all(factories, config.create_env_kwargs, config.policy_factory, config.collector_kwargs)
+        assembler = config.assembler()
+        self._by_episode = config.trajs_per_batch is not None
+        self._schemes = self._make_schemes(config.weight_sync_schemes, policy, config.policy_factory)
+        engine = self._make_engine(count)
         if loss.restarts and not engine.restarts:
             engine.close(0.0)
             raise ValueError(
@@ -220,7 +195,7 @@ class NodesCollector(BaseCollector):
                 "RPC, or nodes that others start); on_node_loss='continue' goes on with the rest"
             )
         self._roster = roster = Roster(
-            engine, loss, type(self).__name__, self._lock, start_timeout_s, weakly(self._welcome), weakly(self._forget)
+            engine, loss, config.who, self._lock, config.start_timeout_s, weakly(self._welcome), weakly(self._forget)
         )
         try:
             self._start(made)
@@ -230,17 +205,19 @@ class NodesCollector(BaseCollector):
             self._lead = torch.Size(first.lead)
             each = self._lead.numel()
             shared = each * count if self._sync else each
-            budget = Budget.resolve(frames, total_frames, shared)
-            if set_truncated and not truncated_keys((f.key, f) for f in self._fields):
+            budget = Budget.resolve(frames, config.total_frames, shared)
+            if config.set_truncated and not truncated_keys((f.key, f) for f in self._fields):
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
-            post = Postprocessing(
-                postproc, bool(split_trajs), set_truncated, check_finite, pre_collect_hook, post_collect_hook
-            )
-            super().__init__(budget, post, assembler, replay_buffer, extend_buffer)
-            self._extends = extend_buffer
-            self._writes_itself = replay_buffer is not None and self._let_nodes_write(replay_buffer)
+            buffer = config.replay_buffer
+            super().__init__(budget, config.postprocessing(), assembler, buffer, config.extend_buffer)
+            self._extends = config.extend_buffer
+            self._writes_itself = buffer is not None and self._let_nodes_write(buffer)
             # A network that a function finds by its name may be another one where the function is imported.
-            if policy is not None and "policy" in self._schemes and (policy_factory or HiddenWeights(policy).tensors):
+            if (
+                policy is not None
+                and "policy" in self._schemes
+                and (config.policy_factory or HiddenWeights(policy).tensors)
+            ):
                 self._send("policy", policy, None, 0)
             elif loss.restarts and "policy" in self._schemes and policy is not None:
                 # The policy may be trained by the time that a node is started again.
@@ -251,11 +228,8 @@ class NodesCollector(BaseCollector):
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
-    def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
-        """Take what only this class knows out of the arguments, for ``_make_engine``."""
-        return {}
-
-    def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
+    def _make_engine(self, num_nodes: int) -> Engine:
+        """By what only this class is asked for."""
         raise NotImplementedError
 
     @property

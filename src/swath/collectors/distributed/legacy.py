@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swath.collectors.distributed.process_group import DistributedCollector, DistributedSyncCollector
+from swath.collectors.distributed.over_torch import DistributedCollector, DistributedSyncCollector
 from swath.collectors.legacy import Renamed
 
 

@@ -28,17 +28,11 @@ from swath.addresses import (
     listen,
     own_address,
     resolve,
-    warn_if_open,
 )
-from swath.collectors.distributed.driver import NodesCollector
-from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.launchers import (
-    BACKEND_VARIABLE,
     Launcher,
     NodeProcess,
     Ticket,
-    check_backend,
-    make_launcher,
 )
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
@@ -62,7 +56,6 @@ from swath.collectors.distributed.wire import (
 )
 from swath.errors import NodeLost, told
 from swath.rollout.layout import Field
-from swath.weight_update.nodes import DistributedWeightSyncScheme
 from swath.workers import pickling
 
 #: As in other libraries of this kind.
@@ -72,7 +65,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_SAY_WHY = 1.0
 
 
-def _body_device(backend: str, rank: int) -> torch.device | None:
+def body_device(backend: str, rank: int) -> torch.device | None:
     if backend != "nccl":
         return None
     if not torch.cuda.is_available():
@@ -279,7 +272,7 @@ class ProcessGroupEngine:
                 self._device,
                 timeout_s=self._timeout_s,
                 start_timeout_s=self._start_timeout_s,
-                body_device=_body_device(self._backend, 0),
+                body_device=body_device(self._backend, 0),
             )
             nonce = secrets.token_hex(16)
             if self._secret is not None:
@@ -409,7 +402,7 @@ def serve(ticket: Ticket) -> None:
         make_device(own),
         timeout_s=where["node_timeout_s"],
         start_timeout_s=where["start_timeout_s"],
-        body_device=_body_device(where["backend"], ticket.node + 1),
+        body_device=body_device(where["backend"], ticket.node + 1),
     )
     _NodeServer(link, ticket).run()
 
@@ -530,99 +523,3 @@ class _NodeServer:
 
 
 # -- the collectors ----------------------------------------------------------------------------------------------------
-
-
-#: See ``take_launch_arguments``.
-LAUNCH_ARGUMENTS = ("launcher", "slurm_kwargs", "folder", "address", "tcp_port", "mp_start_method")
-
-
-class DistributedCollector(NodesCollector):
-    """Collects on nodes that are reached by ``torch.distributed``. Arguments are those of ``NodesCollector``, and:
-
-    Args:
-        backend: "gloo", or "nccl" to let batches and weights pass through GPUs.
-        launcher: "mp" (the default) for processes of this machine; "submitit" for Slurm jobs; "submitit_delayed" in a
-            function that ``submitit_delayed_launcher`` decorates; "folder" for nodes that ``swath node`` starts.
-        slurm_kwargs: submitit's parameters for jobs.
-        folder: where jobs keep their files, and where nodes find their tickets.
-        address: of this machine, for nodes of others; by default only this machine can reach the collector.
-        tcp_port: to listen on; by default the environment's ``TCP_PORT``, or one that is free.
-        secret: nodes must know it, too (they are told by the launcher); needed where others can reach the address.
-        node_timeout_s: after how long without a sign of life a node, or the driver, is given up.
-        mp_start_method: of "mp".
-
-    >>> collector = DistributedCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=100, sync=True)
-    >>> [batch.shape for batch in collector]
-    [torch.Size([2, 25]), torch.Size([2, 25])]
-    """
-
-    _scheme_class = DistributedWeightSyncScheme
-    _further_arguments = (*LAUNCH_ARGUMENTS, "backend", "secret", "node_timeout_s")
-
-    def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
-        own = take_launch_arguments(others)
-        own["backend"] = others.pop("backend", None) or os.environ.get(BACKEND_VARIABLE, "gloo")
-        own["secret"] = others.pop("secret", None)
-        own["node_timeout_s"] = float(others.pop("node_timeout_s", 8.0))
-        check_backend(own["backend"])
-        return own
-
-    def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
-        address, secret = own["address"], own["secret"]
-        _body_device(own["backend"], 0)
-        warn_if_open(address, secret, type(self).__name__, "give secret=, which all nodes must know, or use a firewall")
-        launcher = launcher_for(type(self).__name__, own)
-        return ProcessGroupEngine(
-            launcher,
-            backend=own["backend"],
-            address=address,
-            port=own["tcp_port"],
-            secret=secret,
-            node_timeout_s=own["node_timeout_s"],
-            start_timeout_s=self._start_timeout_s,
-        )
-
-
-class DistributedSyncCollector(DistributedCollector):
-    """A ``DistributedCollector`` with ``sync=True``, that sends the policy's weights after every ``update_interval``
-    batches.
-
-    >>> collector = DistributedSyncCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=50)
-    >>> [batch.shape for batch in collector]
-    [torch.Size([2, 25])]
-    """
-
-    def __init__(self, create_env_fn: Any, policy: Any = None, *, update_interval: int = 1, **kwargs: Any) -> None:
-        self._closed = True
-        if not kwargs.pop("sync", True):
-            raise ValueError("a DistributedSyncCollector has sync=True; use DistributedCollector(..., sync=False)")
-        super().__init__(create_env_fn, policy, sync=True, update_interval=update_interval, **kwargs)
-
-
-def take_launch_arguments(others: dict[str, Any]) -> dict[str, Any]:
-    port = others.pop("tcp_port", None)
-    if port is None:
-        port = os.environ.get("TCP_PORT", 0)
-    return {
-        "launcher": others.pop("launcher", None) or "mp",
-        "slurm_kwargs": others.pop("slurm_kwargs", None),
-        "folder": others.pop("folder", None),
-        "address": others.pop("address", None) or LOOPBACK,
-        "tcp_port": int(port),
-        "mp_start_method": others.pop("mp_start_method", None),
-    }
-
-
-def launcher_for(who: str, own: dict[str, Any]) -> Launcher:
-    launcher = make_launcher(
-        own["launcher"],
-        folder=own["folder"],
-        slurm_kwargs=own["slurm_kwargs"],
-        start_method=own["mp_start_method"],
-    )
-    if launcher.leaves_machine and own["launcher"] == "submitit" and is_loopback(own["address"]):
-        raise ValueError(
-            f"{who}: jobs of a Slurm cluster cannot reach {own['address']}; give address=, the name or address of this "
-            "machine that they can reach, and secret="
-        )
-    return launcher

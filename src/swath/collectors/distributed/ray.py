@@ -6,10 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, Unpack
 
 import cloudpickle
 
+from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
@@ -201,6 +202,7 @@ class RayCollector(NodesCollector):
             Ray runs already, it is used as it is.
         remote_configs: what an actor asks of Ray (``num_cpus``, ``num_gpus``, ``memory``, ``resources``,
             ``runtime_env`` …); a dict, or a list with one for each.
+        use_env_creator: accepted: whatever can be called, or pickled, is fine as an env.
         replay_buffer: actors write to a ``swath.data.RayReplayBuffer`` by themselves; to any other, this process does.
 
     >>> collector = RayCollector(["CartPole-v1"] * 2, frames_per_batch=50, total_frames=50, sync=True)  # doctest: +SKIP
@@ -210,21 +212,28 @@ class RayCollector(NodesCollector):
 
     _scheme_class = RayWeightSyncScheme
     _both_update_rules_are_fine = True
-    _further_arguments = ("remote_configs", "use_env_creator", "ray_init_config")
 
-    def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
-        configs = others.pop("remote_configs", None) or {}
-        others.pop("use_env_creator", None)  # whatever can be called, or pickled, is fine
-        return {
-            "remote_configs": [configs] if isinstance(configs, Mapping) else list(configs),
-            "ray_init_config": others.pop("ray_init_config", None),
-        }
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        use_env_creator: bool | None = None,
+        **common: Unpack[NodesArguments],
+    ) -> None:
+        self._closed = True  # until there is something to close
+        configs = remote_configs or {}
+        self._remote_configs = [configs] if isinstance(configs, Mapping) else list(configs)
+        self._ray_init_config = ray_init_config
+        super().__init__(create_env_fn, policy, **common)
 
-    def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
-        configs = own["remote_configs"]
+    def _make_engine(self, num_nodes: int) -> Engine:
+        configs = self._remote_configs
         if len(configs) not in (1, num_nodes):
             raise ValueError(f"remote_configs has {len(configs)} entries for {num_nodes} nodes")
-        return RayEngine(configs, own["ray_init_config"])  # type: ignore[return-value]
+        return RayEngine(configs, self._ray_init_config)  # type: ignore[return-value]
 
     def _can_reach(self, replay_buffer: Any) -> bool:
         from swath.data.ray_buffer import RayReplayBuffer

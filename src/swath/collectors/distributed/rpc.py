@@ -13,9 +13,11 @@ import threading
 import time
 import uuid
 import warnings
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import cloudpickle
 import torch
@@ -23,12 +25,13 @@ from torch.distributed import rpc
 
 from swath import platforms
 from swath.addresses import LOOPBACK, is_loopback, own_address, warn_if_open
+from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
+from swath.collectors.distributed.launch_options import LaunchOptions
 from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.payload import Bytes
-from swath.collectors.distributed.process_group import LAUNCH_ARGUMENTS, launcher_for, take_launch_arguments
 from swath.collectors.legacy import Renamed
 from swath.errors import NodeLost
 from swath.weight_update.nodes import RPCWeightSyncScheme
@@ -408,36 +411,51 @@ class RPCCollector(NodesCollector):
     """
 
     _scheme_class = RPCWeightSyncScheme
-    _further_arguments = (*LAUNCH_ARGUMENTS, "tensorpipe_options", "node_timeout_s", "visible_devices")
 
-    def _own_arguments(self, others: dict[str, Any]) -> dict[str, Any]:
-        own = take_launch_arguments(others)
-        own["options"] = others.pop("tensorpipe_options", None)
-        own["node_timeout_s"] = float(others.pop("node_timeout_s", 8.0))
-        own["visible_devices"] = others.pop("visible_devices", None)
-        return own
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        tensorpipe_options: Mapping[str, Any] | None = None,
+        node_timeout_s: float = 8.0,
+        visible_devices: Sequence[int] | None = None,
+        launcher: str | None = None,
+        slurm_kwargs: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+        address: str | None = None,
+        tcp_port: int | str | None = None,
+        mp_start_method: str | None = None,
+        **common: Unpack[NodesArguments],
+    ) -> None:
+        self._closed = True  # until there is something to close
+        self._tensorpipe_options = tensorpipe_options
+        self._node_timeout_s = float(node_timeout_s)
+        self._visible_devices = visible_devices
+        self._launch = LaunchOptions.resolve(launcher, slurm_kwargs, folder, address, tcp_port, mp_start_method)
+        super().__init__(create_env_fn, policy, **common)
 
-    def _make_engine(self, num_nodes: int, **own: Any) -> Engine:
-        address, port = own["address"], own["tcp_port"]
-        platforms.require(type(self).__name__, (platforms.INTERFACE_NAMES,), "use a DistributedCollector")
+    def _make_engine(self, num_nodes: int) -> Engine:
+        launch, who = self._launch, type(self).__name__
+        is_here = is_loopback(launch.address)
+        platforms.require(who, (platforms.INTERFACE_NAMES,), "use a DistributedCollector")
         warn_if_open(
-            address,
+            launch.address,
             None,
-            type(self).__name__,
+            who,
             "torch RPC runs whatever it is sent, and knows no secrets. Use a network, or a firewall, that keeps others "
             "out; or a DistributedCollector with secret=",
         )
-        if not is_loopback(address) and not port:
+        if not is_here and not launch.tcp_port:
             raise ValueError("RPCCollector: with an address, give tcp_port= as well: nodes meet there")
-        launcher = launcher_for(type(self).__name__, own)
         return RPCEngine(
-            launcher,
+            launch.launcher(who),
             num_nodes,
-            address=address,
-            port=0 if is_loopback(address) else port,
-            options=own["options"],
-            visible_devices=own["visible_devices"],
-            node_timeout_s=own["node_timeout_s"],
+            address=launch.address,
+            port=0 if is_here else launch.tcp_port,
+            options=self._tensorpipe_options,
+            visible_devices=self._visible_devices,
+            node_timeout_s=self._node_timeout_s,
             start_timeout_s=self._start_timeout_s,
         )
 
