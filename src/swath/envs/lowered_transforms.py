@@ -334,6 +334,14 @@ class _AsTheirs(Transform):
         return f"{self._theirs!r} from {self.in_keys} to {self.out_keys}"
 
 
+class Resize(_AsTheirs):
+    """TorchRL's, under its name."""
+
+
+class CenterCrop(_AsTheirs):
+    """TorchRL's, under its name."""
+
+
 _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "StepCounter": _step_counter,
     "RewardSum": _reward_sum,
@@ -367,6 +375,6 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "RandomTruncationTransform": _random_truncation,
     "EndOfLifeTransform": _end_of_life,
     "FrameSkipTransform": lambda theirs: FrameSkipTransform(theirs.frame_skip),
-    "Resize": _AsTheirs,
-    "CenterCrop": _AsTheirs,
+    "Resize": Resize,
+    "CenterCrop": CenterCrop,
 }

@@ -257,6 +257,15 @@ class _SerialStepper:
             if hasattr(stepper, "settle"):
                 stepper.settle()  # type: ignore[attr-defined]
 
+    def resume(self, row: int) -> None:
+        """Go on from a row that was written by others."""
+        n = self._rows_per_child
+        for index, (own, stepper) in enumerate(self._steppers):
+            for key, column in own.carried.items():
+                column.tensor[0] = self._strip.carried[key].tensor[row, index * n : (index + 1) * n]
+            if hasattr(stepper, "resume"):
+                stepper.resume(0)  # type: ignore[attr-defined]
+
     def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:
         column: Column
         for key, column in own.items():

@@ -282,7 +282,9 @@ class Pipeline:
         self.firsts: list[tuple[np.ndarray, np.ndarray]] = []
         sees_firsts = base.shows_first_rows and not all(transform.is_by_env for transform in transforms)
         if rows.num_envs > 1 and sees_firsts:
-            self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
+            told = base.first_rows_told  # theirs where there is some: who uses the env meanwhile writes it, too
+            arrays = {key: slots[key].array for key in inner.carried}
+            self.firsts = [(array, told[key] if key in told else array.copy()) for key, array in arrays.items()]
         #: What each env's episode began with, for others who go on from it, beside where it is read.
         self.told = [(memory, slots[key].array) for key, memory in base.first_rows_told.items()]
         #: By the number of the transform that drives it.
@@ -496,13 +498,19 @@ class TransformedStepper:
 
     def resume(self, row: int) -> None:
         """Go on from a row that was written by others: what was counted over an episode is in it."""
+        shared = {id(array) for stage in self._stages for array in getattr(stage, "shared_rows", ())}
         for rows, value in self._carried:
-            value[:] = rows[row]
+            if id(value) not in shared:
+                value[:] = rows[row]
         for flags in self._flags:
             flags[row + 1 :] = False
         for stage in self._stages:
             if hasattr(stage, "resume"):
                 stage.resume()
+        for memory in self._kept:
+            memory[0] = memory[1]
+        if hasattr(self._base, "resume"):  # what is counted further in
+            self._base.resume(1)
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
         for action in self._actions:
