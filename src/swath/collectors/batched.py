@@ -74,7 +74,7 @@ class AsyncBatchedCollector(Collector):
         *,
         policy_factory: Callable[[], Any] | None = None,
         frames_per_batch: int | None = None,
-        total_frames: int | None = -1,
+        total_frames: float | None = -1,
         max_batch_size: int | None = None,
         min_batch_size: int | None = None,
         server_timeout: float | None = None,

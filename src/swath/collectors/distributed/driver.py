@@ -83,7 +83,7 @@ class NodesCollector(BaseCollector):
         *,
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         frames_per_batch: int | None = None,
-        total_frames: int | None = -1,
+        total_frames: float | None = -1,
         sync: bool | None = None,
         num_collectors: int | None = None,
         collector_class: Any = Collector,
