@@ -719,3 +719,34 @@ class RaisesWhenTold(Net):
         if self.raises:
             raise ArithmeticError("not this one")
         return self.net(observation) + noise
+
+
+class Attends(nn.Module):
+    """Over the numbers of an observation; or only where the first is odd."""
+
+    def __init__(self, always: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.always = always
+        self.embed = nn.Linear(1, 16)
+        self.layer = self.made()
+
+    def made(self) -> nn.Module:
+        return nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def over(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x, x)[0]
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        x = self.embed(observation.unsqueeze(-1))
+        if self.always or observation.sum() % 2 == 1:
+            x = self.over(x)
+        return x.mean(-2)[..., :3]
+
+
+class Encodes(Attends):
+    def made(self) -> nn.Module:
+        return nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def over(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)

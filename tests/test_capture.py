@@ -525,6 +525,18 @@ def test_called_as_it_is(name: str) -> None:
     assert re.search(reason, plan), plan
 
 
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("kind", [policies.Attends, policies.Encodes])
+def test_attention_in_eval(kind: Any, always: bool) -> None:
+    """It takes a way to other last bits while operations are recorded: not even one row may be of that."""
+    plans = both_ways(lambda: kind(always).eval(), None, None)
+    if always:
+        assert "the fast path of attention" in plans[-1]
+    else:
+        assert plans[-1].startswith("captured"), plans
+    assert both_ways(lambda: kind(always), None, None)[-1].startswith("captured")
+
+
 @pytest.mark.parametrize("where", ["the policy", "in a module", "a part", "by a method"])
 def test_compiled(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code looks at attributes in ways of its own, and must not see that it is looked at."""

@@ -29,6 +29,7 @@ from swath.envs import (
     TransformedEnv,
     Unbounded,
 )
+from swath.errors import EnvDataError
 from swath.testing import check_transform
 from transform_envs import FloatsEnv
 
@@ -102,6 +103,30 @@ def test_with_others() -> None:
         Compose(ActionScaling(), ActionDiscretizer(3), RenameTransform([], [], ["action"], ["choice"])),
     )
     assert env.rollout(3)["choice"].dtype == torch.int64
+
+
+def test_choices_that_are_none() -> None:
+    env = TransformedEnv(SerialEnv(2, lambda: GymEnv("Pendulum-v1")), ActionDiscretizer(3))
+    for choice in (3, -1):
+        with pytest.raises(EnvDataError, match=r"not all among the \[3\] parts"):
+            env.step(env.reset().set("action", torch.tensor([[0], [choice]])))
+
+
+def test_the_largest_of_a_vector_is_chosen() -> None:
+    """As wherever a one-hot action is taken: a network's outputs will do."""
+    env = Told()
+    transformed = TransformedEnv(GymWrapper(env), ActionDiscretizer(2, categorical=False, sampling=Sampling.LOW))
+    transformed.step(transformed.reset().set("action", torch.tensor([0.1, 0.2, 0.9, -0.3])))
+    assert env.taken[-1].tolist() == [1.0, -2.0]
+
+
+def test_its_values_can_be_changed() -> None:
+    env = Told()
+    transformed = TransformedEnv(GymWrapper(env), ActionDiscretizer(2))
+    root = transformed.reset()
+    transformed.transform[0].intervals[1][0] = 3.5
+    transformed.step(root.set("action", torch.tensor([1, 0])))
+    assert env.taken[-1].tolist() == [2.5, 3.5]
 
 
 def test_another_spacing() -> None:

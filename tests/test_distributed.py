@@ -37,7 +37,8 @@ pytestmark = pytest.mark.processes
 
 
 def make(**kwargs: Any) -> DistributedCollector:
-    return DistributedCollector([make_counting] * 2, **{"policy": deterministic(), "frames_per_batch": 20, **kwargs})
+    given: dict[str, Any] = {"policy": deterministic(), "frames_per_batch": 20, **kwargs}
+    return DistributedCollector([make_counting] * 2, **given)
 
 
 def pids(collector: Any) -> list[int]:

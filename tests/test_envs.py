@@ -482,7 +482,7 @@ def test_done_without_terminated_is_truncated() -> None:
             over = torch.tensor([self.inner.step_count == 3])
             return out.set("done", over).set("terminated", torch.zeros(1, dtype=torch.bool))
 
-    batch = Collector(Done(10**6), frames_per_batch=6).rollout()
+    batch: Any = Collector(Done(10**6), frames_per_batch=6).rollout()
     assert batch["next", "done"].flatten().tolist() == [False, False, True] * 2
     assert torch.equal(batch["next", "done"], batch["next", "truncated"])
 

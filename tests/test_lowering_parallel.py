@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ from counting import CountingEnv
 from leaks import children, nothing_is_left
 from swath.collectors import Collector
 from swath.envs.guest import GuestEnv
-from swath.errors import WorkerDied
+from swath.errors import EnvError, WorkerDied
 
 pytestmark = [
     pytest.mark.torchrl,
@@ -264,6 +266,51 @@ def test_its_user_sees_where_the_envs_are(make: Callable[[], Any]) -> None:
     assert_equal(seen[True], seen[False])
 
 
+def one_hot(*actions: int) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(actions), 3)
+
+
+def stepped(env: Any, row: TensorDictBase, *actions: int) -> list[TensorDictBase]:
+    """From where the collector has left it: a step, then one that may reset."""
+    after = env.step(env.step_mdp(row).set("action", one_hot(*actions)))
+    return [
+        after.clone(),
+        *(
+            each.clone()
+            for each in env.step_and_maybe_reset(env.step_mdp(after).set("action", one_hot(*reversed(actions))))
+        ),
+    ]
+
+
+@pytest.mark.parametrize("how", ["whole", "part", "part taken before", "some"])
+def test_its_user_steps_on_from_where_the_collector_was(how: str) -> None:
+    """TorchRL writes actions to its buffers before it says anything to its processes."""
+
+    def collect(lower: bool) -> list[TensorDictBase]:
+        guest = inside()
+        guest.start()
+        part = guest[1:] if how == "part taken before" else None
+        collector = Collector(GuestEnv(guest, lower=lower), policy(), frames_per_batch=2 * STEPS)
+        batches = iter(collector)
+        try:
+            found = [next(batches).clone() for _ in range(2)]
+            row = found[-1][:, -1]
+            if how == "whole":
+                found += stepped(guest, row, 2, 0)
+            elif how == "some":
+                root = guest.step_mdp(row).set("action", one_hot(2, 0))
+                found.append(guest.step(root.set("_step", torch.tensor([True, False]))).clone())
+            else:
+                found += stepped(guest[1:] if part is None else part, row[1:], 2)
+            return [*found, next(batches).clone()]
+        finally:
+            collector.shutdown()
+            guest.close(raise_if_closed=False)
+
+    for own, other in zip(collect(True), collect(False), strict=True):
+        assert_equal(own, other)
+
+
 def test_two_collectors_of_one_env_take_turns() -> None:
     def collect(lower: bool) -> list[TensorDictBase]:
         guest = inside()
@@ -295,6 +342,63 @@ def test_its_policy_may_use_it_in_a_batch() -> None:
             guest.close(raise_if_closed=False)
 
     assert_equal(collect(True), collect(False))
+
+
+def test_its_steps_in_a_batch_are_the_collectors() -> None:
+    guest = inside()
+    wanted: list[Callable[[], Any]] = []
+    said: list[str] = []
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        if wanted:
+            do = wanted.pop()
+            with pytest.raises(EnvError, match="in the middle of a batch") as raised:
+                do()
+            said.append(str(raised.value))
+        return policy().module(observation)
+
+    interfering = TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+    collector = Collector(guest, interfering, frames_per_batch=2 * STEPS)
+    alone = Collector(inside(), policy(), frames_per_batch=2 * STEPS)
+    try:
+        wanted += [guest.reset, guest.rand_step]
+        batches, expected = iter(collector), iter(alone)
+        assert_equal(next(batches), next(expected))
+        assert len(said) == 2
+        assert_equal(guest.rollout(4, policy()), alone.env.guest.rollout(4, policy()))
+        assert_equal(next(batches), next(expected))
+    finally:
+        collector.shutdown()
+        alone.shutdown()
+
+
+def test_a_thread_asks_while_a_collector_steps() -> None:
+    """Answers go to whoever has asked."""
+    guest = inside()
+    collector = Collector(guest, policy(), frames_per_batch=100 * ENVS, total_frames=600 * ENVS)
+    is_over, wrong = threading.Event(), list[Any]()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            try:
+                assert [set(each) for each in guest.state_dict().values()] == [set()] * ENVS
+                assert [length > 0 for length in guest.how_long()] == [True] * ENVS
+            except BaseException as error:
+                wrong.append(error)
+                return
+
+    asker = threading.Thread(target=ask)
+    try:
+        batches = iter(collector)
+        next(batches)
+        asker.start()
+        for _ in range(4):
+            assert next(batches)["step_count"].max() <= 6
+    finally:
+        is_over.set()
+        asker.join()
+        collector.shutdown()
+    assert wrong == []
 
 
 def test_a_known_transform_is_added_around_it() -> None:
@@ -400,6 +504,26 @@ def test_an_env_that_fails_is_named_and_nothing_is_left(kills: bool) -> None:
         assert ("was killed by SIGKILL" if kills else "the seventh step") in said
         collector.shutdown()
         del collector, guest, raised
+
+
+def leave_it_open() -> None:
+    next(iter(Collector(inside(), policy(), frames_per_batch=2 * STEPS)))
+    kept.append(inside())
+    next(iter(Collector(kept[0], policy(), frames_per_batch=2 * STEPS)))
+
+
+kept: list[Any] = []
+
+
+def test_left_open_at_the_end_it_is_closed() -> None:
+    """Python waits for its processes, which would wait for a command."""
+    process = multiprocessing.get_context("fork").Process(target=leave_it_open)
+    process.start()
+    process.join(30)
+    try:
+        assert process.exitcode == 0
+    finally:
+        process.kill()
 
 
 def test_closing_it_ends_its_processes() -> None:

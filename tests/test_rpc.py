@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("rpc"), pytest.mark
 
 
 def make(**kwargs: Any) -> RPCCollector:
-    return RPCCollector([make_counting] * 2, **{"policy": deterministic(), "frames_per_batch": 20, **kwargs})
+    given: dict[str, Any] = {"policy": deterministic(), "frames_per_batch": 20, **kwargs}
+    return RPCCollector([make_counting] * 2, **given)
 
 
 KINDS = all_on_nodes(RPCCollector)

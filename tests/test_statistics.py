@@ -21,6 +21,7 @@ from torch import nn
 from counting import CountingEnv
 from leaks import wait_until
 from swath.collectors import AsyncBatchedCollector, Collector, Evaluator, MultiAsyncCollector, MultiSyncCollector
+from swath.collectors.distributed import DistributedCollector
 from swath.envs import (
     Compose,
     GymWrapper,
@@ -36,7 +37,7 @@ from swath.envs import (
 )
 from swath.envs.transforms.shared_statistics import Statistic
 from swath.errors import EnvError
-from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from swath.weight_update import DistributedWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from transform_envs import FloatsEnv
 
 KEYS = ["position", "reward"]
@@ -389,6 +390,33 @@ def test_reads_are_whole_and_a_kill_loses_nothing() -> None:
     assert read() == read()
 
 
+def test_a_read_is_whole_however_many_additions_come_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a copy that is read, half is what was there before them, and half after: either nobody writes to it, or it is
+    read again."""
+    shared = SharedStatistics()
+    shared.attach([Statistic(("a",), (2,), "float64", 2)])
+    theirs = pickle.loads(pickle.dumps(shared))
+    theirs.attach([Statistic(("a",), (2,), "float64", 2)])
+    take, due = np.take, list[int]()
+
+    def slow_take(records: Any, chosen: Any, out: Any, **kwargs: Any) -> None:
+        take(records, chosen, out=out, **kwargs)
+        if due:
+            for _ in range(due.pop()):
+                theirs.sums[0].add(np.ones(2), 1, 1.0)
+            out[:, 4:] = records[chosen, 4:]  # from the second of the sums on
+
+    monkeypatch.setattr(np, "take", slow_take)
+    total = 0
+    for additions in (1, 2, 3, 4, 5, 6, 9, 0):
+        due.append(additions)
+        values, added = shared.sums[0].read(1.0)
+        assert values[0] == values[1] == added
+        assert total <= added <= total + additions
+        total += additions
+    assert added == total
+
+
 def make_env(norm: Any) -> Any:
     return floats(norm)
 
@@ -650,6 +678,29 @@ def test_by_path_in_workers(kind: Any, workers: int, scheme: Any) -> None:
             collector.update_policy_weights_({"a": torch.ones(1)}, model_id=paths[0])
         with pytest.raises(KeyError, match="weight_sync_schemes"):
             collector.update_policy_weights_(known["VecNorm"], model_id="env.transform[5]")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+def test_by_path_on_nodes(workers: int) -> None:
+    """Also of nodes that have workers of their own."""
+    known = seen("VecNormV2")
+    with DistributedCollector(
+        [partial(make_env, NORMS["VecNormV2"]())] * 2,
+        Acting(),
+        frames_per_batch=20,
+        num_workers_per_collector=workers,
+        weight_sync_schemes={"policy": DistributedWeightSyncScheme(), PATH: DistributedWeightSyncScheme()},
+    ) as collector:
+        assert collector.cascade_execute(f"{PATH}.freeze") == [None if workers == 1 else [None] * workers] * 2
+        with pytest.raises(ValueError, match="statistics of"):
+            collector.update_policy_weights_({"a": torch.ones(1)}, model_id=PATH)
+        collector.update_policy_weights_(weights_dict={PATH: known, "policy": Acting()})
+        found = collector.get_distant_attr(f"{PATH}.loc")
+        assert len(found) == 2 * workers
+        assert all((loc == known.loc).all() for loc in found)
+        with pytest.raises(TypeError, match="a VecNormV2 cannot be sent"):
+            collector.get_distant_attr(PATH)
 
 
 @pytest.mark.processes

@@ -346,7 +346,7 @@ def test_as_a_plain_loop_has_it(case: Case) -> None:
     batch = collector.rollout()
     assert bool(batch["next", "done"].any()), "no episode ended, so nothing is shown about ends"
     for key, expected in (case.plain(batch) or {}).items():
-        found = batch[key].numpy()
+        found: Any = batch[key].numpy()
         assert found.dtype == expected.dtype, key
         assert np.array_equal(found, expected), key
     collector.shutdown()
@@ -368,7 +368,7 @@ def test_in_two_workers(case: Case, kind: type) -> None:
     with make_env(case.make) as env:
         rows, keys = env.batch_size.numel(), env.observation_keys
     total = 4 * rows * 20 + 2 * rows
-    policy = {"policy": RandomPolicy()} if kind is AsyncBatchedCollector else {}
+    policy: dict[str, Any] = {"policy": RandomPolicy()} if kind is AsyncBatchedCollector else {}
     collector = kind([case.make] * 2, **policy, frames_per_batch=2 * rows * 20, total_frames=total, num_workers=2)
     batches = [batch.clone() for batch in collector]
     collector.shutdown()

@@ -147,6 +147,7 @@ def test_every_way_to_hand_weights_over(scheme: type[WeightSyncScheme], method: 
     collector.update_policy_weights_(weights(13), model_id="policy", worker_ids=[0, 1])
     assert acts() == [13, 13]
     assert network.version[0] == 5
+    arguments: dict[str, Any]
     for arguments, error, match in (
         ({"weights": weights(1), "policy": module}, ValueError, "not both"),
         ({"weights_dict": {}, "model_id": "policy"}, ValueError, "goes alone"),

@@ -29,6 +29,7 @@ from swath.collectors.front_door import show_arguments
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.copying import NotCopied
+from swath.data.sequences import looks_ahead, require_ids
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
 from swath.rollout.exploration import end_scopes, open_scopes
 from swath.rollout.layout import Key, leaves_of, show
@@ -509,9 +510,16 @@ class BaseCollector(NotCopied, IterableDataset):
         self._gathered = batch
         return batch
 
+    @property
+    def _mixes_envs(self) -> bool:
+        """Whether frames of several envs lie behind one another in a batch."""
+        return False
+
     def _hand_over(self, raw: TensorDictBase) -> Any:
         """What the consumer gets of a batch; None where the replay buffer gets it."""
         post, objects = self._postprocessing, self._objects(raw)  # before it is split and padded
+        if self._mixes_envs and self._assembler is None and looks_ahead(post.postproc):
+            require_ids(raw, f"postproc {post.postproc}")
         batch = post.apply(raw, lambda whole: self._restore(whole, objects))
         if post.post_collect_hook is not None:
             post.post_collect_hook(batch)

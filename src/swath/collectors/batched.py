@@ -74,7 +74,7 @@ class AsyncBatchedCollector(Collector):
         *,
         policy_factory: Callable[[], Any] | None = None,
         frames_per_batch: int | None = None,
-        total_frames: int | None = -1,
+        total_frames: float | None = -1,
         max_batch_size: int | None = None,
         min_batch_size: int | None = None,
         server_timeout: float | None = None,
@@ -225,6 +225,10 @@ class AsyncBatchedCollector(Collector):
     @property
     def _num_envs(self) -> int:
         return self.env.batch_size.numel()
+
+    @property
+    def _mixes_envs(self) -> bool:
+        return self._num_envs > 1
 
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         index = batch.get(ENV_INDEX, None) if isinstance(batch, TensorDictBase) and batch.shape == raw.shape else None

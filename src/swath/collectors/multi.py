@@ -109,7 +109,7 @@ class MultiCollector(BaseCollector):
         *,
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         frames_per_batch: int | Sequence[int] | None = None,
-        total_frames: int | None = -1,
+        total_frames: float | None = -1,
         num_workers: int | str | None = None,
         envs_per_worker: int | None = None,
         device: DeviceLike | Sequence[DeviceLike] = None,

@@ -105,6 +105,10 @@ class MultiSyncCollector(MultiCollector):
             raise ValueError(f"cat_results={self._cat}: envs of batch size {tuple(env_size)} can be joined in 0 or -1")
         return False
 
+    @property
+    def _mixes_envs(self) -> bool:
+        return self._join_in_time and len(self._crew.members) > 1
+
     def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
         """Each env's own, where they are stacked."""
         stacked = self._cat == "stack" and raw.shape[:1] == (len(self._crew.members),)

@@ -97,7 +97,7 @@ class Collector(BaseCollector):
         *,
         policy_factory: Callable[[], Any] | None = None,
         frames_per_batch: int | None = None,
-        total_frames: int | None = -1,
+        total_frames: float | None = -1,
         device: DeviceLike = None,
         storing_device: DeviceLike = None,
         policy_device: DeviceLike = None,

@@ -49,22 +49,23 @@ class BufferSink:
         if not batch.batch_size.numel():
             return
         mask = batch.get(_MASK, None)
-        by_env = batch.shape == raw.shape and mask is None and self.buffer.writer.appends
+        by_env = batch.shape == raw.shape and mask is None
         if self._prepare(by_env) and by_env:
             self.buffer.write_rows(_unnamed(batch).reshape(-1, batch.shape[-1]), first_env)
             return
         flat = _unnamed(batch).reshape(-1)
         if mask is not None:
             flat = flat[mask.reshape(-1)]
-        is_of_one = self._by_env and raw.batch_size.numel() == raw.shape[-1]
+        is_of_one = raw.batch_size.numel() == raw.shape[-1]
+        if mask is None and not is_of_one and isinstance(self.buffer, ReplayBuffer):
+            self.buffer.require_ids(flat)
+        is_of_one = self._by_env and is_of_one
         self.buffer.write_rows(flat.unsqueeze(0), first_env if is_of_one else None)
 
     def put_mixed(self, batch: TensorDictBase, env_index: np.ndarray) -> None:
         """Frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""
-        if self._prepare(self.buffer.writer.appends):
-            self.buffer.write_mixed(_unnamed(batch), env_index)
-        elif batch.batch_size.numel():
-            self.buffer.write_rows(_unnamed(batch).unsqueeze(0))
+        self._prepare(True)
+        self.buffer.write_mixed(_unnamed(batch), env_index)
 
     def _prepare(self, by_env: bool) -> bool:
         if self._by_env is None:

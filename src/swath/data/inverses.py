@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,23 @@ def require_by_env(transform: Any) -> None:
                 "torchrl's MultiStepTransform does not tell the envs of a collector apart: give the buffer "
                 f"swath.envs.MultiStepTransform(n_steps={part.n_steps}, gamma={part.gamma})"
             )
+
+
+#: Whose a transform is that keeps frames for later.
+_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def claimed(transform: Any, buffer: Any) -> Any:
+    """The transform, which is this buffer's from now on, if it keeps frames: they would be written to another one."""
+    if callable(getattr(transform, "holds", None)):
+        owner = _owners.get(transform)
+        if owner is not None and owner() is not None:
+            raise ValueError(
+                f"this {type(transform).__name__} is a buffer's already, and "
+                "holds back frames of what is written there: make another one with the same arguments"
+            )
+        _owners[transform] = weakref.ref(buffer)
+    return transform
 
 
 def checked_transform(transform: Any) -> Any:

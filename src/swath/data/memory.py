@@ -152,7 +152,9 @@ class FrameMemory(NotCopied):
     def __post_init__(self) -> None:
         length = self.layout.length
         #: The same, track by track: ``[num_tracks, length, *shape]``.
-        self.rows = {key: leaf.view(-1, length, *leaf.shape[1:]) for key, leaf in self.leaves.items()}
+        self.rows = {
+            key: leaf.view(self.layout.num_tracks, length, *leaf.shape[1:]) for key, leaf in self.leaves.items()
+        }
         #: The same as arrays, where NumPy has the dtype and the memory: it takes rows out in half of torch's time.
         self._arrays = {key: as_array(leaf) for key, leaf in self.leaves.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,11 +48,11 @@ class _Ahead:
         self.who = who
         self.n_steps = n_steps
         self.gamma = gamma
-        self.rewards = [as_key(key) for key in (("reward",) if reward_keys is None else reward_keys)]
+        self.rewards = _keys(who, "reward_keys", ("reward",) if reward_keys is None else reward_keys)
         if not self.rewards:
             raise ValueError(f"{who}: reward_keys is empty, so that there is nothing to sum")
         self.done = as_key("done" if done_key is None else done_key)
-        self.kept_flags = [as_key(key) for key in done_keys or ()]
+        self.kept_flags = _keys(who, "done_keys", done_keys or ())
         self.masks = (MASK,) if mask_key is None else (as_key(mask_key), MASK)
 
     def of(self, data: TensorDictBase) -> TensorDictBase:
@@ -77,6 +77,8 @@ class _Ahead:
         after: Any = made.get("next")
         originals = {key: find(data, ("next", *key), who, "is summed (reward_keys)") for key in self.rewards}
         if self.n_steps > 1:
+            if self.kept_flags and all(after.get(key, None) is None for key in self.kept_flags):
+                find(data, ("next", *self.kept_flags[0]), who, "is to stay that of its own step (done_keys)")
             moved = after.exclude(*self.rewards, *self.kept_flags)
             after.update(self._moved(moved, steps, lead - 1))
         for key, reward in originals.items():
@@ -139,6 +141,8 @@ class MultiStep:
     (tensor([3, 3, 3, 2, 1]), tensor([2.9701, 2.9701, 2.9701, 1.9900, 1.0000]))
     """
 
+    looks_ahead = True
+
     def __init__(
         self,
         gamma: float,
@@ -155,6 +159,7 @@ class MultiStep:
         self.done_key = done_key
         self.done_keys = done_keys
         self.mask_key = mask_key
+        _ahead_of(self)  # refuses what are no keys
 
     @property
     def instead_of_env(self) -> str:
@@ -202,6 +207,7 @@ class MultiStepTransform(BatchTransform):
         self.done_key = done_key
         self.done_keys = done_keys
         self.mask_key = "mask" if mask_key is None else mask_key
+        _ahead_of(self)  # refuses what are no keys
         #: The last frames of each env, or row of ``extend``, which were not written yet: a row of ``[rows, n]``.
         self._held: dict[Hashable, tuple[TensorDictBase, int]] = {}
         #: Those whose episode does not go on with what comes next.
@@ -306,6 +312,12 @@ class MultiStepTransform(BatchTransform):
         """Whether frames of this env were not written yet."""
         return env in self._held
 
+    @property
+    def next_traj_id(self) -> int:
+        """From where on trajectory ids are not those of frames that are held."""
+        ids = [block.get(TRAJ_IDS, None) for block in {id(block): block for block, _ in self._held.values()}.values()]
+        return max((int(each.max()) + 1 for each in ids if each is not None), default=0)
+
     def end(self, envs: Sequence[int]) -> None:
         """Episodes under way in these envs will not go on."""
         self._ended.update(env for env in envs if env in self._held)
@@ -319,8 +331,8 @@ class MultiStepTransform(BatchTransform):
         held = {key: block[row].clone() for key, (block, row) in self._held.items()}
         return {"held": held, "ended": sorted(self._ended, key=repr)}
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        if not isinstance(state_dict, dict) or not {"held", "ended"} <= state_dict.keys():
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        if not isinstance(state_dict, Mapping) or not {"held", "ended"} <= state_dict.keys():
             raise mismatch(type(self).__name__, state_dict, "the state of a MultiStepTransform")
         self._held = {key: (held.clone().unsqueeze(0), 0) for key, held in state_dict["held"].items()}
         self._ended = set(state_dict["ended"])
@@ -333,6 +345,12 @@ def _ahead_of(given: MultiStep | MultiStepTransform) -> _Ahead:
     who = type(given).__name__
     keys = given.reward_keys, given.done_key, given.done_keys, given.mask_key
     return _Ahead(who, given.n_steps, given.gamma, *keys)
+
+
+def _keys(who: str, name: str, given: Sequence[NestedKey]) -> list[Key]:
+    if isinstance(given, str):
+        raise TypeError(f"{who}: {name} is a list of keys, got {given!r}; write {name}=[{given!r}]")
+    return [as_key(key) for key in given]
 
 
 def _shown(given: MultiStep | MultiStepTransform) -> str:

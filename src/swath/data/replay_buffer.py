@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,14 +15,14 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from swath.copying import NotCopied
-from swath.data.inverses import checked_transform, inverts, require_by_env
+from swath.data.inverses import checked_transform, claimed, inverts, require_by_env
 from swath.data.multi_step import MultiStepTransform
 from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import POSITIONS, RandomSampler, Sampler
 from swath.data.saving import read_folder, restore_storage, save_folder, storage_state
-from swath.data.sequences import BatchTransform
+from swath.data.sequences import BatchTransform, looks_ahead, require_ids
 from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, check_sizes, marked_cuts
 from swath.data.tracks import Tracks, Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
@@ -112,14 +115,16 @@ class ReplayBuffer(NotCopied):
         self._pin_memory = pin_memory
         self._transforms: list[Any] = []
         if transform is not None or transform_factory is not None:
-            self._transforms.append(checked_transform(transform if transform_factory is None else transform_factory()))
+            made = transform if transform_factory is None else transform_factory()
+            self._transforms.append(claimed(checked_transform(made), self))
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(int(prefetch)) if prefetch else None
         self.dim_extend = dim_extend
         self.rate_limiter = rate_limiter
         self.set_rng(generator)
-        #: One writer a track: threads of this process take turns.
-        self._writing = threading.Lock()
+        #: One writer a track: threads of this process take turns. What a transform holds back and what is stored of the
+        #: same frames are changed within one turn.
+        self._writing = threading.RLock()
         #: A sampler has a state, and the threads that prefetch use it, too.
         self._sampling = threading.Lock()
         self._num_sampled = 0
@@ -183,6 +188,7 @@ class ReplayBuffer(NotCopied):
                 f"workers are writing to this buffer, and would not call the inv of {type(transform).__name__}: append "
                 "it before collector.start()"
             )
+        claimed(transform, self)
         self._drop_prepared()
         self._transforms.append(transform)
         return self
@@ -191,6 +197,12 @@ class ReplayBuffer(NotCopied):
     def changes_what_is_written(self) -> bool:
         """Whether a transform does something to frames before they are stored."""
         return any(map(inverts, self._transforms))
+
+    def require_ids(self, frames: TensorDictBase) -> None:
+        """Of frames ``[n]`` of several envs: that transforms which look ahead can tell these apart."""
+        for transform in self._transforms:
+            if looks_ahead(transform) and inverts(transform):
+                require_ids(frames, type(transform).__name__)
 
     @property
     def _holding(self) -> list[MultiStepTransform]:
@@ -225,9 +237,11 @@ class ReplayBuffer(NotCopied):
     def extend(self, data: Any) -> torch.Tensor:
         """Many: the first dimension of a TensorDict or tensor, or a list. Their indices."""
         self._last_writer = None
-        data = self._inverted(data)
-        if data is None:
-            return torch.zeros(0, dtype=torch.int64)
+        with self._writing:
+            data = self._inverted(data)
+            return torch.zeros(0, dtype=torch.int64) if data is None else self._extend(data)
+
+    def _extend(self, data: Any) -> torch.Tensor:
         if isinstance(data, (list, tuple)):
             if len(data) and isinstance(self._storage, TensorStorage):
                 data = torch.stack([_as_tensors(entry) for entry in data])  # type: ignore[arg-type]
@@ -255,12 +269,11 @@ class ReplayBuffer(NotCopied):
 
     def _inverted(self, data: Any) -> Any:
         """What is to be stored of data; None if that is nothing."""
-        with self._writing:
-            for transform in filter(inverts, reversed(self._transforms)):
-                if data is None:
-                    break
-                is_in_time = isinstance(transform, BatchTransform)
-                data = self._in_time(transform.inv, data) if is_in_time else transform.inv(data)
+        for transform in filter(inverts, reversed(self._transforms)):
+            if data is None:
+                break
+            is_in_time = isinstance(transform, BatchTransform)
+            data = self._in_time(transform.inv, data) if is_in_time else transform.inv(data)
         return data
 
     def _in_time(self, inv: Callable[[Any], Any], data: Any) -> Any:
@@ -297,7 +310,7 @@ class ReplayBuffer(NotCopied):
             return self._store(rows, first_track)
         with self._writing:
             parts = self._inverted_rows(rows, first_track)
-        slots = [self._store(part, first) for first, part in parts if part.batch_size.numel()]
+            slots = [self._store(part, first) for first, part in parts if part.batch_size.numel()]
         if len(slots) == 1:
             return slots[0]
         return torch.cat([each.reshape(-1) for each in slots]) if slots else torch.zeros(0, dtype=torch.int64)
@@ -320,10 +333,9 @@ class ReplayBuffer(NotCopied):
                 "workers are writing to this buffer; extend it before start(), or within collector.pause()"
             )
         with self._writing:
+            if not self._writer.appends:  # it chooses places by itself: nothing there follows on anything
+                return self._place(rows)
             first = 0 if first_track is None else first_track
-            if not self._writer.appends:  # it chooses places by itself: there is one track
-                first_track = 0
-                self._planned_tracks = 1
             if not self._storage.is_laid_out:
                 self._storage.lay_out(rows, len(rows) if first_track is None else self._planned_tracks)
             if first_track is None and self._storage.tracks.num_tracks != len(rows):
@@ -340,6 +352,13 @@ class ReplayBuffer(NotCopied):
             slots = self._writer.write(self._storage, rows, first)
         return torch.from_numpy(slots)
 
+    def _place(self, rows: Any) -> torch.Tensor:
+        """Frames ``[envs, steps]``, where the writer wants them."""
+        self._planned_tracks = 1
+        if not self._storage.is_laid_out:
+            self._storage.lay_out(rows, 1)
+        return torch.from_numpy(self._writer.write(self._storage, rows, 0))
+
     def write_mixed(self, frames: TensorDictBase, env_index: np.ndarray) -> None:
         """Add frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""
         if not len(env_index):  # a batch that was stopped before its first frame
@@ -347,6 +366,9 @@ class ReplayBuffer(NotCopied):
         if self.changes_what_is_written:  # what looks ahead needs each env's by themselves
             for env in np.unique(env_index).tolist():
                 self.write_rows(frames[torch.from_numpy((env_index == env).nonzero()[0])].unsqueeze(0), env)
+            return
+        if not self._writer.appends:
+            self._store(frames.unsqueeze(0))
             return
         with self._writing:
             if not self._storage.is_laid_out:
@@ -360,21 +382,22 @@ class ReplayBuffer(NotCopied):
     def prepare_tracks(self, num_tracks: int) -> None:
         """For a collector of so many envs: give each a track of its own, and end what was under way in them."""
         self._planned_tracks = num_tracks
-        if self._storage.is_laid_out and self._writer.appends:
-            if self._storage.tracks.num_tracks != num_tracks:
-                written = self.write_count
-                self._storage.change_tracks(num_tracks)
-                self._written_before = written - self._storage.tracks.write_count
-                self._sampler.empty()
-                self._storage.end(range(num_tracks))  # what is held back follows on other frames then
-            self._end(range(num_tracks))
+        is_kept_by_env = self._storage.is_laid_out and self._writer.appends
+        if is_kept_by_env and self._storage.tracks.num_tracks != num_tracks:
+            written = self.write_count
+            self._storage.change_tracks(num_tracks)
+            self._written_before = written - self._storage.tracks.write_count
+            self._sampler.empty()
+            self._storage.end(range(num_tracks))  # what is held back follows on other frames then
+        self._end(range(num_tracks))
 
     def _end(self, tracks: range) -> None:
         """Episodes under way in these tracks do not go on; where the last frames are held back, with those."""
         holding = self._holding
         for transform in holding:
             transform.end(tracks)
-        self._storage.end([track for track in tracks if not any(transform.holds(track) for transform in holding)])
+        if self._storage.is_laid_out and self._writer.appends:
+            self._storage.end([track for track in tracks if not any(transform.holds(track) for transform in holding)])
 
     def end_tracks(self, first_track: int, count: int, num_envs: int) -> None:
         """Whoever wrote to these will not go on with the trajectories that it was in.
@@ -382,7 +405,8 @@ class ReplayBuffer(NotCopied):
         Not where ``num_envs`` envs share tracks: the last frame may be of another one, which goes on.
         """
         storage = self._storage
-        if storage.is_laid_out and storage.tracks.num_tracks >= num_envs:
+        has_tracks = not storage.is_laid_out or not self._writer.appends or storage.tracks.num_tracks >= num_envs
+        if has_tracks:  # or none yet, but what is held back is kept by env
             with self._writing:
                 self._end(range(first_track, first_track + count))
 
@@ -394,11 +418,12 @@ class ReplayBuffer(NotCopied):
         if writer == self._last_writer:
             return 0
         self._last_writer = writer
+        first = max((transform.next_traj_id for transform in self._holding), default=0)
         if not self._storage.is_laid_out:
-            return 0
+            return first
         window = self._storage.tracks.window()
         ids = self._storage.column(TRAJ_IDS, window.slots(np.arange(window.total)))
-        return int(ids.max()) + 1 if len(ids) else 0
+        return max(first, int(ids.max()) + 1) if len(ids) else first
 
     def share_tracks(self, fields: Sequence[Field], num_tracks: int) -> None:
         """As ``prepare_tracks``, in memory that a collector's workers can write to."""
@@ -678,8 +703,8 @@ class ReplayBuffer(NotCopied):
         Workers may go on writing: what was committed when it began is in it, but for what they overwrite meanwhile.
         """
         self._drop_prepared()
-        with self._sampling:
-            save_folder(path, self._storage, self._about())
+        with self._unchanged(), self._sampling:
+            save_folder(path, self._storage, self._about(), self._held())
 
     dump = dumps
 
@@ -690,27 +715,33 @@ class ReplayBuffer(NotCopied):
             allow_pickle: a ``ListStorage`` is saved as a pickle, which runs whatever it says: only if you know who
                 wrote it.
         """
-        about, restore = read_folder(path, self._storage, allow_pickle)
-        self._restore(about, restore)
+        about, restore, held = read_folder(path, self._storage, allow_pickle)
+        self._restore(about, restore, held)
 
     load = loads
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as tensors, arrays and numbers."""
         self._drop_prepared()
-        with self._sampling:
+        with self._unchanged(), self._sampling:
             state = {"storage": storage_state(self._storage), "about": self._about()}
-        held = {i: each.state_dict() for i, each in enumerate(self._transforms) if isinstance(each, MultiStepTransform)}
+            held = self._held()
         return {**state, "held": held} if held else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what ``state_dict`` gave, instead of what is there."""
         if not isinstance(state_dict, Mapping) or not {"about", "storage"} <= state_dict.keys():
             raise mismatch(type(self).__name__, state_dict, "the state of a replay buffer")
-        self._restore(state_dict["about"], lambda: restore_storage(self._storage, state_dict["storage"]))
-        for number, held in state_dict.get("held", {}).items():
-            if number < len(self._transforms) and isinstance(self._transforms[number], MultiStepTransform):
-                self._transforms[number].load_state_dict(held)
+        restore = functools.partial(restore_storage, self._storage, state_dict["storage"])
+        self._restore(state_dict["about"], restore, state_dict.get("held", {}))
+
+    def _unchanged(self) -> AbstractContextManager[Any]:
+        """While frames are held back: what is stored and what is not yet must be of the same moment."""
+        return self._writing if self._holding else nullcontext()
+
+    def _held(self) -> dict[int, dict[str, Any]]:
+        """What each transform holds back, by its place."""
+        return {i: each.state_dict() for i, each in enumerate(self._transforms) if isinstance(each, MultiStepTransform)}
 
     def _about(self) -> dict[str, Any]:
         window = self._storage.tracks.window() if self._storage.is_laid_out else None
@@ -721,7 +752,9 @@ class ReplayBuffer(NotCopied):
             "sampler": None if window is None else self._sampler.state_dict(window),
         }
 
-    def _restore(self, about: Mapping[str, Any], restore: Callable[[], None]) -> None:
+    def _restore(
+        self, about: Mapping[str, Any], restore: Callable[[], None], held: Mapping[int, Mapping[str, Any]]
+    ) -> None:
         if any(source.is_running() for source in self._sources):
             raise RuntimeError("a collector is writing to this buffer; load before start()")
         self._drop_prepared()
@@ -733,11 +766,25 @@ class ReplayBuffer(NotCopied):
             self._writer.empty()
             restore()
             self._forget_held()
+            self._hold(held)
             if about["sampler"] is not None and self._storage.is_laid_out:
                 self._sampler.load_state_dict(about["sampler"], self._storage.tracks.window())
         self._num_sampled = num_sampled
         self._written_before = 0
         self._written_before = write_count - self.write_count
+
+    def _hold(self, held: Mapping[int, Mapping[str, Any]]) -> None:
+        for number, state in held.items():
+            transform = self._transforms[number] if number < len(self._transforms) else None
+            if isinstance(transform, MultiStepTransform):
+                transform.load_state_dict(state)
+            elif state["held"]:
+                count = sum(len(frames) for frames in state["held"].values())
+                warnings.warn(
+                    f"{count} frames that a MultiStepTransform held back when this was saved are left out: transform "
+                    f"{number} of this buffer is none. Append the same transforms before loading",
+                    stacklevel=4,
+                )
 
     def share(self, shared: bool = True) -> ReplayBuffer:
         """Nothing to do: a collector's workers get what they need when they start."""

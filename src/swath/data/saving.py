@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from swath.data.folder import numbered, open_regular, read_text, write_text
+from swath.data.held_frames import Held, as_data, from_data
 from swath.data.memory import FrameLayout
 from swath.data.storages import ListStorage, Storage, TensorStorage
 from swath.data.tracks import Window
@@ -35,7 +36,7 @@ _DATA = "data-"
 _CHUNK = 65_536
 
 
-def save_folder(path: Any, storage: Storage, about: Mapping[str, Any]) -> None:
+def save_folder(path: Any, storage: Storage, about: Mapping[str, Any], held: Held) -> None:
     """``about``: what else there is to save; numbers, texts, arrays, and mappings of them."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +44,8 @@ def save_folder(path: Any, storage: Storage, about: Mapping[str, Any]) -> None:
     new.mkdir()
     arrays: dict[str, np.ndarray] = {}
     content = {"about": _without_arrays(about, arrays, "about"), "storage": _save_storage(new, storage, arrays)}
+    if held:
+        content["held"] = _save_held(new, storage, arrays, held)
     np.savez(new / "arrays.npz", **arrays)  # type: ignore[arg-type]
     write_text(new / "content.json", json.dumps(content))
     for file in new.iterdir():
@@ -58,8 +61,8 @@ def save_folder(path: Any, storage: Storage, about: Mapping[str, Any]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def read_folder(path: Any, storage: Storage, allow_pickle: bool) -> tuple[dict[str, Any], Callable[[], None]]:
-    """What was saved besides frames, and what puts the frames into the storage."""
+def read_folder(path: Any, storage: Storage, allow_pickle: bool) -> tuple[dict[str, Any], Callable[[], None], Held]:
+    """What was saved besides frames, what puts the frames into the storage, and what transforms held back."""
     folder = Path(path)
     if not os.path.lexists(folder / _CURRENT):
         raise FileNotFoundError(f"there is no saved buffer in {folder}")
@@ -71,7 +74,8 @@ def read_folder(path: Any, storage: Storage, allow_pickle: bool) -> tuple[dict[s
         content = json.loads(read_text(current / "content.json"))
         arrays = _read_arrays(current / "arrays.npz")
         about = _with_arrays(content["about"], arrays)
-        return about, _restoring(current, storage, content["storage"], arrays, allow_pickle)
+        restore = _restoring(current, storage, content["storage"], arrays, allow_pickle)
+        return about, restore, _read_held(current, content.get("held", {}), arrays, allow_pickle)
     except (KeyError, AttributeError, IndexError, RecursionError, zipfile.BadZipFile) as error:
         raise ValueError(f"{current} does not hold a buffer: {type(error).__name__}: {error}") from error
 
@@ -138,6 +142,21 @@ def _save_storage(folder: Path, storage: Storage, arrays: dict[str, np.ndarray])
     return {"layout": memory.layout.to_json(), "of_tensors": storage.of_tensors}
 
 
+def _save_held(folder: Path, storage: Storage, arrays: dict[str, np.ndarray], held: Held) -> Any:
+    """As the storage's own frames: as bytes, or as a pickle, where they may be anything."""
+    if isinstance(storage, ListStorage):
+        with open(folder / "held.pickle", "wb") as file:
+            pickle.dump(held, file, pickle.HIGHEST_PROTOCOL)
+        return "pickle"
+    return _without_arrays(as_data(held), arrays, "held")
+
+
+def _read_held(folder: Path, content: Any, arrays: Mapping[str, np.ndarray], allow_pickle: bool) -> Held:
+    if content == "pickle":
+        return _unpickled(folder / "held.pickle", allow_pickle)
+    return from_data(_with_arrays(content, arrays))
+
+
 def torn_frames(storage: Storage, window: Window, slots: np.ndarray) -> np.ndarray:
     """Of each track, how many of the oldest frames workers wrote over while they were copied."""
     intact = storage.tracks.intact(window, slots)
@@ -180,7 +199,7 @@ def _restoring(
     return lambda: restore_frames(storage, layout, leaves, first, sizes, torn, of_tensors)
 
 
-def _unpickled(path: Path, allow_pickle: bool) -> list[Any]:
+def _unpickled(path: Path, allow_pickle: bool) -> Any:
     if not allow_pickle:
         raise ValueError(
             f"{path} is a pickle, as a ListStorage is saved, and opening one runs whatever it says; if you know who "

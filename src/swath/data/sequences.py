@@ -18,6 +18,21 @@ from swath.rollout.layout import Key, as_key, show
 MASK: Key = ("collector", "mask")
 
 
+def looks_ahead(function: Any) -> bool:
+    """Whether this, given as a ``postproc``, takes frames that lie behind one another for an env's next ones."""
+    owner = getattr(function, "__self__", function)
+    return bool(getattr(type(owner), "looks_ahead", False))
+
+
+def require_ids(data: TensorDictBase, who: str) -> None:
+    """Of frames of several envs behind one another: that it can be seen where those of one end."""
+    if data.get(TRAJ_IDS, None) is None:
+        raise ValueError(
+            f"{who} would take frames of one env for the next ones of another: they lie behind one another in a batch "
+            f"{tuple(data.batch_size)} without {show(TRAJ_IDS)}. Leave track_traj_ids=True, or collect [envs, time]"
+        )
+
+
 class BatchTransform:
     """What is done to frames that are written to a replay buffer (``inv``) or sampled from it; nothing for an env.
 
@@ -26,6 +41,7 @@ class BatchTransform:
 
     #: Whether it is called with samples.
     changes_samples = False
+    looks_ahead = True
 
     @property
     def instead_of_env(self) -> str:

@@ -238,10 +238,7 @@ class TensorStorage(Storage):
         taken = memory.take(slots)
         if self.of_tensors:
             return taken[_TENSOR]
-        lead, sizes = torch.Size([len(slots)]), memory.layout.sizes
-        if not sizes:
-            return _as_tensordict(nested(taken), lead, self._told_device)
-        return _sized(nested(taken), lead, self._told_device, dict(sizes))
+        return as_tensordict(taken, torch.Size([len(slots)]), self._told_device, memory.layout.sizes)
 
     #: What ``TensorDict.device`` says.
     _told_device: torch.device | None = None
@@ -439,6 +436,15 @@ class ListStorage(Storage):
 
     def get(self, slots: np.ndarray) -> list[Any]:
         return [self.items[slot] for slot in slots]
+
+
+def as_tensordict(
+    leaves: dict[Key, torch.Tensor], lead: torch.Size, device: torch.device | None, sizes: Sizes
+) -> TensorDict:
+    """A TensorDict of leaves, with the batch dimensions that were noted of it (``sizes_of``)."""
+    if not sizes:
+        return _as_tensordict(nested(leaves), lead, device)
+    return _sized(nested(leaves), lead, device, dict(sizes))
 
 
 def _as_tensordict(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:

@@ -64,6 +64,8 @@ class EnvBase:
     first_index = 0
     #: Whether some envs of a batch can be reset while the others go on.
     resets_single_envs = True
+    #: Whether a step after an episode's end, before a reset, is one of the same episode, or an error; else of another.
+    steps_stay_in_episodes = True
     #: Whether transforms over all envs see, beside those that were reset, what the others' episodes began with.
     shows_first_rows = True
     #: Memory by key, ``[num_envs, *shape]``, in which somebody else wants to find that.
@@ -283,7 +285,7 @@ class EnvBase:
             old = merged.get(key, None)
             value = out.get(key)
             if old is not None and old.shape == value.shape:
-                where = rows.reshape(*rows.shape, *[1] * (value.ndim - rows.ndim))
+                where = rows.reshape((*rows.shape, *[1] * (value.ndim - rows.ndim)))
                 value = torch.where(where, value, old)
             merged.set(key, value)
         return merged

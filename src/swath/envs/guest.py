@@ -144,6 +144,8 @@ class GuestEnv(EnvBase):
         self._lowered: Any = None
         self._watch: Any = None
         self._was_reset = False
+        #: Inputs of the guest that a reset does not give: a transform may write them in a step, where nobody else does.
+        self.written_by_steps: set[Key] = set()
         action_spec = self.guest.full_action_spec
 
         def composite(leaves: Iterable[tuple[Any, Spec]]) -> Composite:
@@ -315,6 +317,7 @@ class LoweredStepper:
         self._stepper = stepper
         self._watch = env._watch
         self._has_changed = False
+        self._in_batch = False
         self._expects_resets = False
 
     def expect_resets(self) -> None:
@@ -327,18 +330,27 @@ class LoweredStepper:
         """Before a batch: its user may have changed something."""
         if self._watch is not None:
             self._has_changed = self._watch.has_changed()
-        else:
-            self._stepper.prepare()
+        self._stepper.prepare()
+        self._in_batch = True
+
+    def settle(self) -> None:
+        """After a batch: its user may use it."""
+        self._in_batch = False
+        if hasattr(self._stepper, "settle"):
+            self._stepper.settle()
 
     def _change(self, row: int) -> None:
         """Lower it as it is now, or step it as it is; from where it stands, which ``row`` says."""
         env = self._env
         self._has_changed = False
+        if hasattr(self._stepper, "settle"):
+            self._stepper.settle()
         self._stepper = env._bind_lowered(self._strip)
         self._watch = env._watch
         if self._stepper is None:
             self._watch = None
             self._stepper = GuestStepper(env, self._strip)
+        if self._in_batch or self._watch is None:
             self._stepper.prepare()
         if self._expects_resets:
             self.expect_resets()
@@ -405,7 +417,7 @@ class GuestStepper:
             plain: Any = data
             return lambda key: plain.get(key, None)
         leaves = self._structure.flatten(data, self._env.objects, len(self._env.batch_size))
-        return leaves.__getitem__
+        return leaves.get
 
     def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
         env = self._env
@@ -419,6 +431,10 @@ class GuestStepper:
         value_of = self._values(root)
         for key, column in self._carried:
             value = value_of(key)
+            if value is None and key in self._root_only:
+                env.written_by_steps.add(key)
+                column.tensor[row, env_ids] = 0
+                continue
             if value is None or column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
                 self._refuse(key, value, column, "a reset")
             if len(env_ids) == self._num_envs:
@@ -458,6 +474,9 @@ class GuestStepper:
         value_of = self._values(after)
         following = self._values(env.root) if self._root_only else None
         for key, column in self._carried:
+            if key in env.written_by_steps:
+                self._take_written(t, key, stepped.get(key, None), column)
+                continue
             value = value_of(key) if following is None or key not in self._root_only else following(key)
             if value is None or column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
                 self._refuse(key, value, column, f"step {t}")
@@ -466,6 +485,19 @@ class GuestStepper:
             column.rows[t].copy_(value_of(key))
         flags = [after.get(key) for key in env.keys.ends]
         return self._ended(flags, after.get("terminated") if self._says_terminated else None, t)
+
+    def _take_written(self, t: int, key: Key, value: Any, column: Column) -> None:
+        """What a step has put beside the action; zeros, as in TorchRL, where it has not."""
+        column.rows[t + 1].zero_()
+        if value is None:
+            return
+        if self._strip.num_steps == 1:  # others have read this row already
+            raise EnvError(
+                f"{type(self._env.guest).__name__}: a step writes {show(key)} beside the action; it is delivered only "
+                "where TorchRL's env is given to a Collector or MultiCollector as it is, with two steps or more in a "
+                "batch; put the transform that writes it into a torchrl.envs.Compose, to do without"
+            )
+        column.rows[t].copy_(value)
 
     def _take_flat(self, t: int, values: dict[str, Any]) -> list[int] | None:
         """Write what a quick step gave."""

@@ -47,6 +47,7 @@ def _hoist(children: Sequence[Any]) -> TransformedEnv | None:
         env = _OnRowsOfAll(_SideBySide([child.base_env for child in children]), Compose(*joined))
     except (EnvError, IndexError, KeyError, RuntimeError, TypeError, ValueError):  # dimensions counted from the front
         return None
+    env.made_of = [(child, child._full_specs) for child in children]
     mine, theirs = env.row_layout(), children[0].row_layout()
     same = all(getattr(mine, name) == getattr(theirs, name) for name in ("carried", "outputs", "outcomes"))
     return env if same else None
@@ -60,9 +61,13 @@ def _may_be_hoisted(children: Sequence[Any]) -> bool:
     stacks = [child.transform for child in children]
     return (
         all(_is_known(transform) for stack in stacks for transform in stack)
-        and all(repr(stack) == repr(stacks[0]) for stack in stacks)
+        and all(_are_alike(stacks[0], stack) for stack in stacks[1:])
         and same_spaces([child.base_env for child in children])
     )
+
+
+def _are_alike(stack: Compose, other: Compose) -> bool:
+    return len(stack) == len(other) and all(mine.is_like(theirs) for mine, theirs in zip(stack, other, strict=True))
 
 
 def _is_known(transform: Transform) -> bool:
@@ -73,8 +78,17 @@ def _is_known(transform: Transform) -> bool:
 class _OnRowsOfAll(TransformedEnv):
     """Its transforms are the children's, which stay the containers of theirs."""
 
+    #: The children, and the specs that they had: they are others since a transform was changed.
+    made_of: Sequence[tuple[TransformedEnv, Any]] = ()
+
     def _adopt(self) -> None:
         pass
+
+    def _remind_of_this_env(self) -> None:
+        """They are copies, and in no other."""
+
+    def _is_current(self, pipeline: Any) -> bool:
+        return super()._is_current(pipeline) and all(child._full_specs is specs for child, specs in self.made_of)
 
 
 class _SideBySide(GymRowEnv):

@@ -112,6 +112,8 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
     for what, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not _is_plain(space):
             raise NotLowered(f"its {what} space is {space}")
+    if isinstance(env.action_space, spaces.Dict):
+        raise NotLowered("it has several actions")
     if guest.from_pixels:
         env = _with_pixels(env)
     elif isinstance(env.observation_space, spaces.Dict) and "state" in env.observation_space.spaces:
@@ -154,7 +156,7 @@ class _Repeating(gymnasium.Wrapper):
         result: Any = None
         for _ in range(self._num):
             result = self.env.step(action)
-            total = total + result[1]
+            total = total + (0 if result[1] is None else result[1])  # as TorchRL takes it
             if result[2] or result[3]:
                 break
         return result[0], total, *result[2:]

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import swath
 from swath.envs.lowered_host import CHANGED, NAME, Control, ControlPlan, Installer, LoweredDescription
 from swath.envs.recognising import NotLowered
-from swath.errors import WorkerDied, WorkerHangs
+from swath.errors import EnvError, WorkerDied, WorkerHangs
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.supervise import how_it_ended
 from swath.workers.channel import unpack
@@ -25,6 +26,10 @@ from swath.workers.stage import StagePlan
 
 #: What may be in a process; the rest is found out there.
 _KINDS = ("GymEnv", "GymWrapper", "TransformedEnv")
+#: Commands of TorchRL's whose arguments and results are in its buffers, to which it has written before it sends them.
+_USE_BUFFERS = ("step", "step_and_maybe_reset", "reset")
+#: After these, nothing comes back through the pipe.
+_WITHOUT_ANSWER = (*_USE_BUFFERS, "load_state_dict", "init", "close")
 #: How often to look whether all processes are alive while waiting for them.
 _SECONDS_BETWEEN_LOOKS = 0.2
 #: How long the step under way may take when a process is wanted back. Who closes the env goes on without it then.
@@ -43,23 +48,40 @@ class _Found:
         return importlib.util.find_spec, ("swath",)
 
 
-class GuardedChannel:
-    """The pipe to a process, for TorchRL: before it is used, hosts that serve give the processes back."""
+class GuardedPipe(Connection):
+    """The pipe to a process, for TorchRL: before it is used, hosts that serve give the processes back.
 
-    def __init__(self, connection: Any, hosts: TheirHosts) -> None:
-        self._connection = connection
-        self._hosts = hosts
+    What TorchRL's pipes are made to be, so that whoever got them before is guarded as well: parts of a ParallelEnv
+    (``env[0]``) have the same ones.
+    """
 
-    def send(self, message: Any) -> None:
-        self._hosts.leave()
-        self._connection.send(message)
+    hosts: TheirHosts
+
+    @classmethod
+    def guard(cls, pipe: Any, hosts: TheirHosts) -> None:
+        pipe.__class__ = cls
+        pipe.hosts = hosts
+
+    def send(self, obj: Any) -> None:
+        self.hosts.lend(obj[0])
+        try:
+            super().send(obj)
+        except BaseException:
+            self.hosts.take_back()
+            raise
+
+    def recv(self) -> Any:
+        try:
+            answer = super().recv()
+        except BaseException:  # whoever is interrupted, or finds a process gone, reads no other answer
+            self.hosts.take_back(everything=True)
+            raise
+        self.hosts.take_back()
+        return answer
 
     def close(self) -> None:
-        self._hosts.forget()
-        self._connection.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
+        self.hosts.forget()
+        super().close()
 
 
 class TheirHosts:
@@ -71,6 +93,12 @@ class TheirHosts:
         self.num_workers = len(self._pipes)
         #: Of whoever uses the processes: steps, and TorchRL's own commands, from whichever thread.
         self.lock = threading.RLock()
+        #: The thread that has asked something through TorchRL's pipes, and how many answers it waits for.
+        self._asker: int | None = None
+        self._num_asked = 0
+        #: Who is in the middle of a batch: TorchRL's buffers are not up to date.
+        self.collecting: set[Any] = set()
+        self.is_ahead = False
         self.is_serving = False
         self._hangs: WorkerHangs | None = None
         #: TorchRL's, in which its processes find where they are.
@@ -86,12 +114,14 @@ class TheirHosts:
         #: Whose rows are in the stage: the same envs may be given to several collectors.
         self.holder: Any = None
         self._move_in()
-        guest.parent_channels = [GuardedChannel(pipe, self) for pipe in self._pipes]
+        for pipe in self._pipes:
+            GuardedPipe.guard(pipe, self)
 
     def forget(self) -> None:
         """The env was closed: let go of its memory."""
         self.is_serving = False
         self.when_left = self.holder = self.buffers = self._stage = None
+        self.collecting.clear()
         self._memory.close_descriptor()
 
     def are_of(self, guest: Any) -> bool:
@@ -117,7 +147,7 @@ class TheirHosts:
 
     def _send(self, worker: int, command: Any, *args: Any) -> None:
         try:
-            self._pipes[worker].send((command, (list(args), {})))
+            Connection.send(self._pipes[worker], (command, (list(args), {})))
         except OSError:
             self.check()
             raise
@@ -129,7 +159,7 @@ class TheirHosts:
                 self.check()
                 if time.monotonic() > deadline:
                     raise WorkerHangs(f"{self.who(worker)} is in a step that does not end; close the env", worker)
-            return pipe.recv()[1]
+            return Connection.recv(pipe)[1]
         except (EOFError, OSError) as error:
             self._raise_end(worker, error)
 
@@ -185,18 +215,56 @@ class TheirHosts:
                     pass
                 except WorkerHangs as error:
                     self._hangs = error
-            if self.when_left is not None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Have TorchRL's buffers say where the envs are."""
+        with self.lock:
+            if self.is_ahead and self.when_left is not None:
                 self.last_row = self.when_left()
+            self.is_ahead = False
+
+    # -- TorchRL's own commands ------------------------------------------------------------------------------------
+
+    def lend(self, command: Any) -> None:
+        """Give the processes back for a command; if it has an answer, until ``take_back``."""
+        if command in _USE_BUFFERS and self.collecting:
+            raise EnvError(
+                f"TorchRL's ParallelEnv was told to {command} in the middle of a batch that a collector steps it for;"
+                " do it between two batches, or collect from GuestEnv(env, lower=False)"
+            )
+        self.lock.acquire()
+        try:
+            self.leave()
+        except BaseException:
+            self.lock.release()
+            raise
+        if command in _WITHOUT_ANSWER:
+            self.lock.release()
+        else:
+            self._asker = threading.get_ident()
+            self._num_asked += 1
+
+    def take_back(self, everything: bool = False) -> None:
+        """An answer was read, or there will be none."""
+        if self._asker != threading.get_ident():
+            return
+        for _ in range(self._num_asked if everything else 1):
+            self._num_asked -= 1
+            if not self._num_asked:
+                self._asker = None
+            self.lock.release()
 
     # -- as any hosts ----------------------------------------------------------------------------------------------
 
     def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
-        self.leave()
         memory = SharedMemory(num_bytes)
         ready = Semaphore(memory.bytes_[:SEMAPHORE_BYTES], initial=0)
-        for worker, plan in enumerate(plans):
-            self._send(worker, NAME, "open_stage", os.getpid(), memory.descriptor, num_bytes, plan)
-        self._results(range(self.num_workers))
+        with self.lock:
+            self.leave()
+            for worker, plan in enumerate(plans):
+                self._send(worker, NAME, "open_stage", os.getpid(), memory.descriptor, num_bytes, plan)
+            self._results(range(self.num_workers))
         memory.close_descriptor()
         self._stage = memory
         return memory.bytes_, ready

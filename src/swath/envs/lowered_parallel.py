@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -34,6 +36,14 @@ _READ = ("_owns_workers", "_use_buffers", "share_individual_td", "is_closed", "n
 _HOSTS: weakref.WeakKeyDictionary[Any, TheirHosts] = weakref.WeakKeyDictionary()
 
 
+def _close_at_exit(of: weakref.ref[Any]) -> None:
+    """When the process ends, Python waits for those it has started, and these wait for a command: for ever."""
+    guest = of()
+    if guest is not None and not guest.is_closed:
+        with suppress(Exception):
+            guest.close()
+
+
 def lower_parallel(guest: Any) -> LoweredParallelEnv:
     """Have hosts in the processes of a ParallelEnv, which is started if it was not; raises ``NotLowered``."""
     if not platforms.are_met(*platforms.STEPPING_WORKERS):
@@ -55,6 +65,7 @@ def lower_parallel(guest: Any) -> LoweredParallelEnv:
     if hosts is None or not hosts.are_of(guest):
         hosts = _HOSTS[guest] = TheirHosts(guest)
         hosts.buffers = Buffers(guest)
+        Finalize(guest, _close_at_exit, args=(weakref.ref(guest),), exitpriority=0)
     return LoweredParallelEnv(hosts)
 
 
@@ -167,11 +178,28 @@ class LoweredParallelStepper(ParallelStepper):
         self._hosts.call("resume")
         self._env.hold(self)
 
+    def prepare(self) -> None:
+        """Before a batch: until it is settled, TorchRL's buffers are behind."""
+        self._hosts.collecting.add(self)
+
+    def settle(self) -> None:
+        """After a batch: whoever uses the ParallelEnv itself finds it where it is."""
+        self._hosts.collecting.discard(self)
+        self._hosts.settle()
+
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
-        with self._hosts.lock:
-            if not self._hosts.is_serving or self._hosts.holder is not self._env:
+        hosts = self._hosts
+        with hosts.lock:
+            if not hosts.is_serving or hosts.holder is not self._env:
                 self._enter()
+            hosts.is_ahead = True
             ended = super().step(t, env_ids)
+        self._note(t, ended)
+        if self not in hosts.collecting:
+            hosts.settle()
+        return ended
+
+    def _note(self, t: int, ended: list[int] | None) -> None:
         self._has_stepped = True
         self._ended = ended or []
         if ended:
@@ -180,15 +208,18 @@ class LoweredParallelStepper(ParallelStepper):
             for name, rows in (("terminated", strip.terminated), ("truncated", strip.truncated)):
                 self._last[(name,)] = torch.from_numpy(rows[t, ended]).unsqueeze(-1)
             self._last[("done",)] = torch.ones(len(ended), 1, dtype=torch.bool)
-        return ended
 
     def reset(self, row: int, env_ids: list[int], *, list_of_kwargs: Any = None, **kwargs: Any) -> None:
-        with self._hosts.lock:
-            if not self._hosts.is_serving or self._hosts.holder is not self._env:
+        hosts = self._hosts
+        with hosts.lock:
+            if not hosts.is_serving or hosts.holder is not self._env:
                 self._enter()
+            hosts.is_ahead = True
             if len(env_ids) == self._strip.num_envs:
                 self._forget_ends()
             super().reset(row, env_ids, list_of_kwargs=list_of_kwargs, **kwargs)
+        if self not in hosts.collecting:
+            hosts.settle()
 
     def _order(self, env_ids: Sequence[int], operation: int) -> None:
         for env_id in env_ids:

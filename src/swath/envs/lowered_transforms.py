@@ -184,7 +184,9 @@ def _action_scaling(theirs: Any) -> Transform:
 
 def _projection(theirs: Any) -> Transform:
     (action_key,) = theirs.in_keys_inv
-    return DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+    ours = DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+    ours._truncates = True
+    return ours
 
 
 def _discretizer(theirs: Any) -> Transform:
@@ -332,6 +334,14 @@ class _AsTheirs(Transform):
         return f"{self._theirs!r} from {self.in_keys} to {self.out_keys}"
 
 
+class Resize(_AsTheirs):
+    """TorchRL's, under its name."""
+
+
+class CenterCrop(_AsTheirs):
+    """TorchRL's, under its name."""
+
+
 _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "StepCounter": _step_counter,
     "RewardSum": _reward_sum,
@@ -365,6 +375,6 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "RandomTruncationTransform": _random_truncation,
     "EndOfLifeTransform": _end_of_life,
     "FrameSkipTransform": lambda theirs: FrameSkipTransform(theirs.frame_skip),
-    "Resize": _AsTheirs,
-    "CenterCrop": _AsTheirs,
+    "Resize": Resize,
+    "CenterCrop": CenterCrop,
 }

@@ -39,11 +39,8 @@ from swath.rollout.strip import Strip
 
 def lowered(guest: Any) -> tuple[TransformedEnv, Watch]:
     """An env of ours that steps the guest's own envs, and what was read of it; ``NotLowered`` has the reason."""
-    try:
-        env = lower(guest)
-        env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:  # which theirs may take
-        raise NotLowered(str(error)) from error
+    env = lower(guest)
+    env = env if isinstance(env, TransformedEnv) else TransformedEnv(env)
     counted_in(env)
     return env, Watch(guest, _gym_envs_of(env), _processes_of(env))
 
@@ -103,7 +100,10 @@ def lower(guest: Any) -> EnvBase:
     require_unchanged(guest)
     if guest.device is not None and guest.device.type != "cpu":
         raise NotLowered(f"its device is {guest.device}")
-    return lowering(guest)
+    try:
+        return lowering(guest)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:  # which theirs may take
+        raise NotLowered(str(error)) from error
 
 
 def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
@@ -120,6 +120,8 @@ def bind_lowered(env: TransformedEnv, strip: Strip) -> Stepper:
         raise NotLowered(f"its keys would come out differently: {keys}")
     if {(f.key, f.shape, f.dtype) for f in layout.outcomes} != {(f.key, f.shape, f.dtype) for f in own.outcomes}:
         raise NotLowered("its rewards would come out differently")
+    if unknown := [show(field.key) for field in own.outputs if field.key not in strip.outputs]:
+        raise NotLowered(f"its actions would be named differently: {', '.join(unknown)}")
     casts = False
     for field in own.outputs:
         given = strip.outputs[field.key].field
@@ -140,12 +142,16 @@ def _lower_serial(guest: Any) -> EnvBase:
     if guest.is_closed:
         guest.start()
     env = _lower_children(list(guest._envs))
-    if guest._use_buffers and not guest.share_individual_td:
-        # There it finds, for transforms, those that are not reset while others are.
+    if _finds_first_rows(guest):
         roots = guest.shared_tensordict_parent.exclude("next").items(True, True)
         leaves = {as_key(key): leaf.numpy() for key, leaf in roots}
         env.first_rows_told = {f.key: leaves[f.key] for f in env.row_layout().carried if f.key in leaves}
     return env
+
+
+def _finds_first_rows(guest: Any) -> bool:
+    """Whether a SerialEnv has, for transforms around it, those envs that are not reset while others are."""
+    return guest._use_buffers and not guest.share_individual_td
 
 
 def _lower_children(children: list[Any]) -> EnvBase:
@@ -198,6 +204,9 @@ def _lower_transformed(guest: Any) -> EnvBase:
     env = lower(base)
     if env.batch_size.numel() > 1:
         _require_clear_resets(stack)
+        is_serial = name_of(base) == "SerialEnv"
+        if is_serial and not _finds_first_rows(base) and not all(transform.is_by_env for transform in stack):
+            raise NotLowered("SerialEnv has use_buffers=False or share_individual_td=True, and statistics of all envs")
     if _processes_of(env) is not None:
         for transform in stack:
             if transform.drives or isinstance(transform, (EndOfLifeTransform, RandomTruncationTransform)):

@@ -91,6 +91,10 @@ class CrewEnv(NotCopied, RowEnv):
     def resets_single_envs(self) -> bool:
         return self._crew.about.resets_single_envs
 
+    @property
+    def steps_stay_in_episodes(self) -> bool:  # type: ignore[override]
+        return self._crew.about.steps_stay_in_episodes
+
     def __getattr__(self, name: str) -> Any:
         """An attribute of every env, as a list; a method calls every env's and returns a list."""
         if name.startswith("_") or "_crew" not in self.__dict__ or self.__dict__.get("is_closed", True):

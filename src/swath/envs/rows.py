@@ -73,6 +73,10 @@ class RowEnv(EnvBase):
             self._single_steps[signature] = (strip, self.bind_rows(strip))
         return self._single_steps[signature]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: not the rows that this one steps on."""
+        return {**self.__dict__, "_single_steps": {}}
+
     def _row(self, columns: dict, row: int) -> dict[Key, torch.Tensor]:
         return {key: column.rows[row].clone() for key, column in columns.items()}
 
@@ -123,7 +127,8 @@ class RowEnv(EnvBase):
             self._step_some(strip, stepper, tensordict, only.reshape(-1))
         # Nested only when all are there: a reward may stand beside observations, as ("agent", "reward").
         outcome = nested({**self._row(strip.carried, 1), **self._row(strip.outcomes, 0)})
-        return TensorDict({**outcome, **self._flags(strip)}, batch_size=self.batch_size, device=self.device)
+        flags = self._flags(strip) if layout.has_flags else {}
+        return TensorDict({**outcome, **flags}, batch_size=self.batch_size, device=self.device)
 
     def _primed(self, layout: Layout, root: TensorDictBase) -> dict[Key, torch.Tensor]:
         """What is to stand at the following root: what is under "next"; of a primer, else what is at this root."""

@@ -179,6 +179,10 @@ class SerialRowEnv(_Children, RowEnv):
     def resets_single_envs(self) -> bool:
         return all(child.resets_single_envs for child in self.children)
 
+    @property
+    def steps_stay_in_episodes(self) -> bool:  # type: ignore[override]
+        return all(child.steps_stay_in_episodes for child in self.children)
+
     def bind_rows(self, strip: Strip) -> Stepper:
         if (env := self._hoisted.of(self.children)) is not None:
             env.base_env.first_index = self.first_index
@@ -246,6 +250,21 @@ class _SerialStepper:
         for _, stepper in self._steppers:
             if hasattr(stepper, "prepare"):
                 stepper.prepare()  # type: ignore[attr-defined]
+
+    def settle(self) -> None:
+        """After a batch."""
+        for _, stepper in self._steppers:
+            if hasattr(stepper, "settle"):
+                stepper.settle()  # type: ignore[attr-defined]
+
+    def resume(self, row: int) -> None:
+        """Go on from a row that was written by others."""
+        n = self._rows_per_child
+        for index, (own, stepper) in enumerate(self._steppers):
+            for key, column in own.carried.items():
+                column.tensor[0] = self._strip.carried[key].tensor[row, index * n : (index + 1) * n]
+            if hasattr(stepper, "resume"):
+                stepper.resume(0)  # type: ignore[attr-defined]
 
     def _copy(self, own: dict, common: dict, own_row: int, row: int, first: int) -> None:
         column: Column

@@ -47,6 +47,8 @@ def next_root(
 
 def complete_flags(data: TensorDictBase, done_spec: Composite, *, fresh: bool, who: str) -> None:
     """Derive the flags that an env left out: done is terminated or truncated; after a reset none is set."""
+    if "done" not in done_spec:  # around an env of TorchRL, whose flags are data like any other
+        return
     shape = done_spec["done"].shape
     flags = {name: data.get(name, None) for name in ("done", "terminated", "truncated")}
     flags = {

@@ -68,6 +68,9 @@ class VectorEnv(RowEnv):
         #: Envs whose next step will be a filler (NEXT_STEP only).
         self.awaiting_reset: list[int] = []
 
+    #: One that ended is reset by the next step, or refuses it.
+    steps_stay_in_episodes = False
+
     @property
     def has_fillers(self) -> bool:
         return self.autoreset_mode is AutoresetMode.NEXT_STEP

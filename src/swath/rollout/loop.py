@@ -91,6 +91,8 @@ class Rollout:
             self._stepper.expect_resets()
         #: Envs that their user may have changed between two batches want to know when one begins.
         self._prepare_env: Callable[[], None] | None = getattr(self._stepper, "prepare", None)
+        #: Those that their user may use between two batches want to know when one is over.
+        self._settle_env: Callable[[], None] | None = getattr(self._stepper, "settle", None)
         self.boundaries = Boundaries(strip, self._stepper, ids)
         self._step: Callable[[int], list[int] | None] = self._stepper.step
         self._limit: StepLimit | None = None
@@ -202,6 +204,13 @@ class Rollout:
         return self._batch.finish()
 
     def _fill(self, stop: Callable[[], bool] | None) -> None:
+        try:
+            self._fill_batch(stop)
+        finally:
+            if self._settle_env is not None:
+                self._settle_env()
+
+    def _fill_batch(self, stop: Callable[[], bool] | None) -> None:
         batch, mail = self._batch, self.mail
         if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
             self.abandon()

@@ -85,6 +85,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
         self._under_way.pop(node, None)
 
     def _finish(self) -> None:
+        failure: Exception | None = None
         while self._under_way:
             node, (future, life) = next(iter(self._under_way.items()))
             try:
@@ -94,9 +95,14 @@ class NodeWeightSyncScheme(WeightSyncScheme):
                 raise
             except Exception as error:
                 self._under_way.pop(node, None)
-                self._get_context().weights_failed(node, life, error)
+                try:
+                    self._get_context().weights_failed(node, life, error)
+                except Exception as raised:  # after all were heard: what is sent next is not to be blamed for it
+                    failure = failure or raised
             else:
                 self._under_way.pop(node, None)
+        if failure is not None:
+            raise failure
 
     def _wait(self, node: int, future: Future[None]) -> None:
         try:

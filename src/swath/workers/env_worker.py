@@ -89,6 +89,7 @@ class EnvHost:
             layout=layout,
             env=str(first),
             resets_single_envs=all(env.resets_single_envs for env in self._made),
+            steps_stay_in_episodes=all(env.steps_stay_in_episodes for env in self._made),
         )
 
     def set_stage(self, memory: torch.Tensor, plan: StagePlan, ready: Semaphore | ThreadSemaphore) -> None:
@@ -200,6 +201,8 @@ class EnvHost:
     def _notice_changes(self) -> None:
         if self.stage is not None and hasattr(self._stepper, "prepare"):
             self._stepper.prepare()  # type: ignore[attr-defined]
+            if hasattr(self._stepper, "settle"):  # here are no batches
+                self._stepper.settle()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         for env in self._made:

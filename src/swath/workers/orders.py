@@ -107,6 +107,7 @@ class EnvDescription:
     layout: Layout
     env: str
     resets_single_envs: bool
+    steps_stay_in_episodes: bool = True
     merged: bool = True
 
 

@@ -17,7 +17,7 @@ class NodesArguments(TypedDict, total=False):
 
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None
     frames_per_batch: int | None
-    total_frames: int | None
+    total_frames: float | None
     sync: bool | None
     num_collectors: int | None
     collector_class: Any

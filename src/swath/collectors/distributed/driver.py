@@ -83,7 +83,7 @@ class NodesCollector(BaseCollector):
         *,
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         frames_per_batch: int | None = None,
-        total_frames: int | None = -1,
+        total_frames: float | None = -1,
         sync: bool | None = None,
         num_collectors: int | None = None,
         collector_class: Any = Collector,
@@ -181,6 +181,7 @@ class NodesCollector(BaseCollector):
             common=common,
             random_frames=self._random_frames_left,
             num_threads=config.num_sub_threads,
+            part_ids=tuple(name for name in config.weight_sync_schemes or () if name != "policy"),
         )
         self._random_frames_left -= sum(plans.random_frames)
         made = plans.all(factories, config.create_env_kwargs, config.policy_factory, config.collector_kwargs)

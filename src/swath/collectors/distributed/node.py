@@ -24,12 +24,16 @@ from swath.collectors.single import Collector
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.collectors.trajectories import TrajectoryAssembler
 from swath.envs.paths import parts_of
+from swath.envs.transforms.base import Transform
 from swath.errors import CollectorClosed
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.mail import ThreadMail
+from swath.weight_update.scheme import WeightSyncScheme
+from swath.weight_update.shared_memory import SharedMemWeightSyncScheme
 from swath.weight_update.strategy import WeightStrategy
+from swath.weight_update.weights import has_weights
 from swath.workers.board import env_share
 from swath.workers.seeding import derived_seed, seed_process
 
@@ -74,6 +78,8 @@ class NodePlan:
     first_own_id: int = 0
     #: Of a MultiCollector, which deals with them itself.
     random_frames: int = 0
+    #: Parts of the envs that are sent weights, by their paths.
+    part_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,21 @@ class _Writer:
             self.sink.put(made, batch, self.plan.first_env + first_env, [made])
 
 
+def _schemes(plan: NodePlan) -> dict[str, WeightSyncScheme] | None:
+    """What a MultiCollector sends on to its workers; None for what it does by itself."""
+    if not plan.part_ids:
+        return None
+    has_policy = has_weights(plan.policy) or plan.policy_factory is not None
+    return {name: SharedMemWeightSyncScheme() for name in (*["policy"] * has_policy, *plan.part_ids)}
+
+
+def _told(result: Any) -> Any:
+    """Of a method that returns its transform (``freeze``), that it was called."""
+    if isinstance(result, list):
+        return [_told(each) for each in result]
+    return None if isinstance(result, Transform) else result
+
+
 class Node:
     """A collector and its orders. ``collect`` is called from one thread at a time, all else from any."""
 
@@ -217,7 +238,7 @@ class Node:
             policy_factory=plan.policy_factory,
             create_env_kwargs=plan.env_kwargs,
             init_random_frames=plan.random_frames,
-            **common,
+            **{"weight_sync_schemes": _schemes(plan), **common},
         )
 
     @property
@@ -394,6 +415,9 @@ class Node:
     def _do_reset(self, **kwargs: Any) -> None:
         self._collector.reset(**kwargs)  # type: ignore[attr-defined]
         self._drop_episodes()
+
+    def _do_cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        return _told(self._collector.cascade_execute(path, *args, **kwargs))  # type: ignore[attr-defined]
 
     def _do_give_up(self) -> None:
         """Frames were collected that nobody got: the episodes they are of must not go on."""

@@ -40,6 +40,8 @@ class NodePlans:
     random_frames: Sequence[int]
     base_seed: int
     num_threads: int
+    #: Parts of the envs that are sent weights, by their paths.
+    part_ids: tuple[str, ...]
 
     @classmethod
     def resolve(
@@ -54,13 +56,15 @@ class NodePlans:
         common: Mapping[str, Any],
         random_frames: int,
         num_threads: int,
+        part_ids: tuple[str, ...],
     ) -> NodePlans:
         num_workers = positive_int("num_workers_per_collector", num_workers)
         kind = node_class(collector_class, num_workers)
         whole, rest = divmod(random_frames, count)
         own_random = issubclass(kind, MultiCollector)
         shares = [whole + (node < rest) if own_random else 0 for node in range(count)]
-        return cls(who, count, kind, num_workers, policy, frames, common, shares, draw_base_seed(), num_threads)
+        seed = draw_base_seed()
+        return cls(who, count, kind, num_workers, policy, frames, common, shares, seed, num_threads, part_ids)
 
     def plan(self, node: int, factory: Any, env_kwargs: Any, policy_factory: Any, kwargs: Any) -> NodePlan:
         kwargs = dict(kwargs or {})
@@ -86,6 +90,7 @@ class NodePlans:
             base_seed=self.base_seed,
             num_threads=self.num_threads,
             random_frames=self.random_frames[node] if node < self.count else 0,
+            part_ids=self.part_ids,
         )
 
     def all(self, factories: Sequence[Any], env_kwargs: Any, policy_factory: Any, kwargs: Any) -> list[NodePlan]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -181,7 +182,7 @@ def _first_line(error: Exception) -> str:
 
 
 def pack_value(value: Any) -> np.ndarray:
-    """Numbers, text, tensors, and lists, tuples and dicts of them.
+    """Numbers, text, tensors, and lists, tuples, dicts and TensorDicts of them.
 
     Raises:
         TypeError: it is something else, which only an engine that pickles can send.
@@ -193,10 +194,20 @@ def pack_value(value: Any) -> np.ndarray:
         unpack_value(data)
     except Exception:
         raise TypeError(
-            f"a {type(value).__name__} cannot be sent by torch.distributed, which takes numbers, text, tensors, and "
-            "lists, tuples and dicts of them; a RayCollector can"
+            f"a {_not_sent(value)} cannot be sent by torch.distributed, which takes numbers, text, tensors, and "
+            "lists, tuples, dicts and TensorDicts of them; a RayCollector can"
         ) from None
     return data
+
+
+def _not_sent(value: Any) -> str:
+    """What kind of thing it is that cannot be, in lists and dicts."""
+    for part in value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ():
+        try:
+            pack_value(part)
+        except TypeError:
+            return _not_sent(part)
+    return type(value).__name__
 
 
 def unpack_value(data: np.ndarray) -> Any:
@@ -204,15 +215,18 @@ def unpack_value(data: np.ndarray) -> Any:
 
 
 _ARRAY = "__swath_numpy__"
+_TENSORDICT = "__swath_tensordict__"
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as what may be loaded."""
+    """NumPy's numbers and arrays, and TensorDicts, as what may be loaded."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype != object:
         flat = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
         return {_ARRAY: value.dtype.str, "shape": list(value.shape), "bytes": flat}
+    if type(value) is TensorDict:
+        return {_TENSORDICT: list(value.batch_size), "values": {key: _plain(each) for key, each in value.items()}}
     if isinstance(value, torch.Size):
         return tuple(value)
     if type(value) in (list, tuple):
@@ -227,6 +241,8 @@ def _restored(value: Any) -> Any:
     if isinstance(value, dict):
         if _ARRAY in value:
             return np.frombuffer(value["bytes"].numpy().tobytes(), value[_ARRAY]).reshape(value["shape"]).copy()
+        if _TENSORDICT in value:
+            return TensorDict(_restored(value["values"]), value[_TENSORDICT])
         return {key: _restored(each) for key, each in value.items()}
     if type(value) in (list, tuple):
         restored = [_restored(each) for each in value]

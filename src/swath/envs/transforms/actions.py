@@ -33,11 +33,15 @@ class ActionScaling(TensorTransform):
         self,
         in_keys_inv: Keys = None,
         out_keys_inv: Keys = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
         *,
         loc: torch.Tensor | float | None = None,
         scale: torch.Tensor | float | None = None,
         standard_normal: bool = True,
     ) -> None:
+        if key_list(in_keys) or key_list(out_keys):
+            raise ValueError("ActionScaling: in_keys and out_keys are for data that was stored; leave them out")
         super().__init__(in_keys_inv="action" if in_keys_inv is None else in_keys_inv, out_keys_inv=out_keys_inv)
         if len(self.in_keys_inv) != 1:
             raise ValueError(f"ActionScaling: one action each, got in_keys_inv={key_list(in_keys_inv)}")
@@ -100,7 +104,8 @@ class ActionScaling(TensorTransform):
             low, high = bounds_of(spec)  # type: ignore[arg-type]
             if bool((high <= low).any()):
                 raise ValueError(f"ActionScaling: the bounds of {spec} leave no room")
-            self._keep(loc=(high + low) / 2, scale=(high - low) / 2)
+            if len(self.tensors) == 1:  # else each env has its own already
+                self._keep(loc=(high + low) / 2, scale=(high - low) / 2)
             return Bounded(-1.0 if self.standard_normal else 0.0, 1.0, spec.shape, spec.dtype, spec.device)
         self._require_same_shape(spec)
         self._require_fit(self.denormalize(spec.zero()), spec.zero())
@@ -146,7 +151,15 @@ class DiscreteActionProjection(Transform):
     is_by_env = False
     _shown = ("num_actions_effective", "max_actions")
 
-    def __init__(self, num_actions_effective: int, max_actions: int, action_key: NestedKey = "action") -> None:
+    def __init__(
+        self,
+        num_actions_effective: int,
+        max_actions: int,
+        action_key: NestedKey = "action",
+        include_forward: bool = True,
+    ) -> None:
+        if not include_forward:
+            raise ValueError("DiscreteActionProjection: include_forward is for data that was stored; leave it out")
         if not 1 <= num_actions_effective <= max_actions:
             raise ValueError(
                 f"DiscreteActionProjection: max_actions={max_actions} must be at least "
@@ -155,6 +168,8 @@ class DiscreteActionProjection(Transform):
         super().__init__(in_keys_inv=[action_key])
         self.num_actions_effective = num_actions_effective
         self.max_actions = max_actions
+        #: Whether a network's outputs are cut to integers first, as TorchRL's does.
+        self._truncates = False
 
     def _made_action_spec(self, spec: Spec) -> Spec:
         if not isinstance(spec, OneHot) or spec.n != self.num_actions_effective:
@@ -162,7 +177,7 @@ class DiscreteActionProjection(Transform):
         return OneHot(self.max_actions, (*spec.shape[:-1], self.max_actions), spec.dtype, spec.device)
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        choice = value.long().argmax(-1)
+        choice = (value.long() if self._truncates or not value.is_floating_point() else value).argmax(-1)
         beyond = choice >= self.num_actions_effective
         if bool(beyond.any()):
             choice[beyond] = torch.randint(self.num_actions_effective, (int(beyond.sum()),))

@@ -9,7 +9,7 @@ be run over all envs again at any time: that is what a reset of some of them doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,9 +17,12 @@ import numpy as np
 import torch
 
 from swath.envs.specs import Composite, NestedKey, Spec, Unbounded
+from swath.errors import EnvDataError
 from swath.rollout.layout import CPU, Key, as_key, show
 from swath.states import check_by_loading, mismatch, require_empty
 
+#: What no transform may call what it makes.
+RESERVED = ("next", "collector", "_reset", "_step")
 #: Of a spec's leaves, which are for whom.
 KINDS = ("observation", "action", "state", "reward", "done")
 
@@ -54,6 +57,14 @@ class Specs:
         return getattr(self, kind)[key]
 
     def put(self, key: Key, spec: Spec, kind: str) -> None:
+        if key[0] in RESERVED:
+            raise ValueError(f"{show(key)}: {key[0]!r} is a name that the data uses for something else; give another")
+        for among in (getattr(self, among) for among in KINDS):
+            if isinstance(among.get(key), Composite):
+                raise ValueError(f"{show(key)} is a group of keys already: {among.get(key)}; give another name")
+            for front in (key[:end] for end in range(1, len(key))):
+                if isinstance(among.get(front), Spec):
+                    raise ValueError(f"{show(key)}: {show(front)} is no group of keys, but a value; give another name")
         if spec.shape[: len(self.batch_size)] != self.batch_size:
             raise ValueError(
                 f"the spec of {show(key)} has shape {tuple(spec.shape)}, which does not begin with the env's batch "
@@ -228,12 +239,24 @@ class Transform:
             if len(mine) != len(theirs) and self._keys_are_pairs:
                 raise ValueError(f"{type(self).__name__}: {names} differ in length: {mine} and {theirs}")
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        theirs = [name for name in _TORCHRLS_WAYS if name in cls.__dict__]
+        if theirs and not _says_by_itself(cls):
+            raise TypeError(
+                f"{cls.__name__}: a transform of swath has no {theirs[0]}, so nobody would call it; write "
+                "_apply_transform(self, value) (of actions: _inv_apply_transform), or transform_specs and bind "
+                "(docs/transforms.md)"
+            )
+
     #: Whether each of ``in_keys`` becomes one of ``out_keys``.
     _keys_are_pairs = True
     #: Whether what it does to an env's data depends on that env's data alone.
     is_by_env = True
     #: Whether it steps the env: ``rows.driver`` is for it.
     drives = False
+    #: Whether it takes steps of the env again, also one that ended an episode.
+    repeats_steps = False
     #: The env that it is a part of.
     container: Any = None
 
@@ -241,6 +264,19 @@ class Transform:
     def parent(self) -> Any:
         """That env with the transforms before this one only."""
         return None if self.container is None else self.container.env_before(self)
+
+    def _change(self, name: str, value: Any) -> None:
+        """Something that it was given is another now: an env begins anew with it, if it can be."""
+        before = self.__dict__.get(name)
+        self.__dict__[name] = value
+        if self.container is None:
+            return
+        try:
+            self.container.refresh()
+        except Exception:
+            self.__dict__[name] = before
+            self.container.remind()
+            raise
 
     @property
     def primed_keys(self) -> Sequence[Key]:
@@ -264,6 +300,7 @@ class Transform:
 
     def transform_specs(self, specs: Specs) -> None:
         """Change the specs as the data will be changed; of actions, as who acts will see them."""
+        self._require_something_to_do()
         for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             spec = specs.find(as_key(in_key), self)
             kind = specs.kind_of(as_key(in_key)) or "observation"
@@ -274,9 +311,20 @@ class Transform:
                 del specs.action[in_key]
             specs.put(as_key(out_key), spec, "action")
 
+    def _require_something_to_do(self) -> None:
+        if not self.in_keys and not self.in_keys_inv and not _says_by_itself(type(self)):
+            raise ValueError(
+                f"{type(self).__name__} has no keys, so it would do nothing; give in_keys (of actions: in_keys_inv)"
+            )
+
     def _made_spec(self, spec: Spec) -> Spec:
         made = self._apply_transform(spec.zero())
+        self._require_tensor(made)
         return Unbounded(made.shape, made.dtype, spec.device)
+
+    def _require_tensor(self, made: Any) -> None:
+        if not isinstance(made, torch.Tensor):
+            raise TypeError(f"{self}: what it makes of a value must be a tensor, got {type(made).__name__}")
 
     def _made_action_spec(self, spec: Spec) -> Spec:
         return spec
@@ -296,17 +344,33 @@ class Transform:
     def _bound(self, rows: Rows, read_key: NestedKey, write_key: NestedKey, apply: Apply) -> Callable[[], Any]:
         read = rows[read_key]
         made = apply(read.row.clone())
+        self._require_tensor(made)
         write = rows.new(write_key, made.shape[len(rows.batch_size) :], made.dtype)
         return self._writing(apply, read, write)
 
     def _writing(self, apply: Apply, read: Slot, write: Slot) -> Callable[[], Any]:
         """What a step runs: ``apply`` from one memory to the other."""
         source, target = read.row, write.row
-        return lambda: target.copy_(apply(source))
+        shape, dtype = target.shape, target.dtype
+
+        def run() -> None:
+            made = apply(source)
+            if made.shape != shape or made.dtype != dtype:  # copied, it would be repeated or rounded in silence
+                raise EnvDataError(
+                    f"{self} made a value of shape {tuple(made.shape)} and {made.dtype}; when it was first called, "
+                    f"they were {tuple(shape)} and {dtype}"
+                )
+            target.copy_(made)
+
+        return run
 
     def touched_keys(self) -> list[Key]:
         """The keys that are written or taken out; of what the env gives."""
         return [as_key(key) for key in self.out_keys]
+
+    def is_like(self, other: Transform) -> bool:
+        """Whether they differ at most in what ``side_by_side`` puts together."""
+        return type(self) is type(other) and repr(self) == repr(other)
 
     def side_by_side(self, others: Sequence[Transform]) -> Transform:
         """One for all envs that does to each what one of these (the first is this one) does; they are alike."""
@@ -344,6 +408,23 @@ class Transform:
     _shown: Sequence[str] = ()
 
 
+def _says_by_itself(kind: type[Transform]) -> bool:
+    """Whether it is written the long way."""
+    ways = ("transform_specs", "bind", "bind_inverse")
+    return any(getattr(kind, name) is not getattr(Transform, name) for name in ways)
+
+
+#: How TorchRL's transforms do it, which nobody would call here.
+_TORCHRLS_WAYS = (
+    "_call",
+    "_inv_call",
+    "_reset",
+    "_step",
+    "forward",
+    *[f"transform_{kind}_spec" for kind in ("action", "done", "input", "observation", "output", "reward", "state")],
+)
+
+
 def key_list(keys: Sequence[NestedKey] | NestedKey | None) -> list[NestedKey]:
     if keys is None:
         return []
@@ -362,26 +443,65 @@ class Compose(Transform):
 
     def __init__(self, *transforms: Any) -> None:
         super().__init__()
-        self.transforms: list[Transform] = []
+        self._transforms: list[Transform] = []
         for transform in transforms:
             self.append(transform)
 
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """All of them; to change them, ``append``, ``insert``, ``pop``, and assign to and delete indices."""
+        return tuple(self._transforms)
+
     def append(self, transform: Any) -> None:
-        self.insert(len(self.transforms), transform)
+        self.insert(len(self._transforms), transform)
 
     def insert(self, index: int, transform: Any) -> None:
+        self[index:index] = transform
+
+    def pop(self, index: int = -1) -> Transform:
+        taken = self._transforms[index]
+        del self[index]
+        return taken
+
+    def __setitem__(self, index: int | slice, transform: Any) -> None:
         transform = as_transform(transform)
-        self.transforms[index:index] = transform.transforms if isinstance(transform, Compose) else [transform]
+        given = list(transform) if isinstance(transform, Compose) else [transform]
+        changed = list(self._transforms)
+        if isinstance(index, slice):
+            changed[index] = given
+        else:
+            index = range(len(changed))[index]
+            changed[index : index + 1] = given
+        self._become(changed)
+
+    def __delitem__(self, index: int | slice) -> None:
+        changed = list(self._transforms)
+        del changed[index]
+        self._become(changed)
+
+    def _become(self, transforms: list[Transform]) -> None:
+        """Of an env: if it can be with these."""
+        before, self._transforms = self._transforms, transforms
+        if self.container is None:
+            return
+        try:
+            self.container.refresh()
+        except Exception:
+            self._transforms = before
+            leave(transforms, before)
+            self.container.remind()
+            raise
+        leave(before, transforms)
 
     def __getattr__(self, name: str) -> Any:
         # Scripts say env.transform.loc where there is one transform only.
-        own = self.__dict__.get("transforms", ())
+        own = self.__dict__.get("_transforms", ())
         if name.startswith("_") or len(own) != 1:
             raise AttributeError(f"Compose of {len(own)} transforms has no attribute {name!r}")
         return getattr(own[0], name)
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(i): transform.state_dict() for i, transform in enumerate(self.transforms)}
+        return {str(i): transform.state_dict() for i, transform in enumerate(self._transforms)}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Each by its index; one that is not there has an empty state."""
@@ -393,22 +513,29 @@ class Compose(Transform):
             transform.check_state_dict(state, strict)
 
     def _each_with(self, state_dict: Any, strict: bool) -> Iterator[tuple[Transform, Any]]:
-        names = [str(i) for i in range(len(self.transforms))]
+        names = [str(i) for i in range(len(self._transforms))]
         if not isinstance(state_dict, Mapping) or (strict and not set(state_dict) <= set(names)):
             raise mismatch("Compose", state_dict, f"the states of {len(names)} transforms, by their numbers")
-        return ((each, state_dict.get(name, {})) for each, name in zip(self.transforms, names, strict=True))
+        return ((each, state_dict.get(name, {})) for each, name in zip(self._transforms, names, strict=True))
 
     def __len__(self) -> int:
-        return len(self.transforms)
+        return len(self._transforms)
 
     def __iter__(self) -> Iterator[Transform]:
-        return iter(self.transforms)
+        return iter(self._transforms)
 
     def __getitem__(self, index: int | slice) -> Any:
-        return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
+        return Compose(*self._transforms[index]) if isinstance(index, slice) else self._transforms[index]
 
     def __repr__(self) -> str:
-        return f"Compose({', '.join(map(repr, self.transforms))})"
+        return f"Compose({', '.join(map(repr, self._transforms))})"
+
+
+def leave(before: Iterable[Transform], now: Iterable[Transform]) -> None:
+    """Those that are not among the others any more are part of no env."""
+    for transform in before:
+        if not any(transform is other for other in now):
+            transform.container = None
 
 
 def as_transform(thing: Any) -> Transform:

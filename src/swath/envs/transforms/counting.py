@@ -29,13 +29,21 @@ class StepCounter(Transform):
         step_count_key: str = "step_count",
         update_done: bool = True,
     ) -> None:
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"StepCounter: max_steps must be at least 1, got {max_steps}")
         if truncated_key != "truncated" or not update_done:
             raise ValueError("StepCounter: an episode that is too long is truncated and done; it has no other flag")
         super().__init__()
         self.max_steps = max_steps
         self.step_count_key = step_count_key
+
+    @property
+    def max_steps(self) -> int | None:
+        return self._max_steps
+
+    @max_steps.setter
+    def max_steps(self, max_steps: int | None) -> None:
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"StepCounter: max_steps must be at least 1, got {max_steps}")
+        self._change("_max_steps", max_steps)
 
     @property
     def ends_episodes(self) -> bool:

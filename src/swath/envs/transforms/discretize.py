@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from swath.envs.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, NestedKey, OneHot, Spec
-from swath.envs.transforms.base import Rows, Transform
+from swath.envs.transforms.base import Apply, Rows, Slot, Transform
 from swath.envs.transforms.values import bounds_of
+from swath.errors import EnvDataError
 from swath.rollout.layout import as_key, show
 
 
@@ -116,9 +117,14 @@ class ActionDiscretizer(Transform):
             raise RuntimeError("ActionDiscretizer is not part of an env")
         return super().bind_inverse(rows)
 
+    def _writing(self, apply: Apply, read: Slot, write: Slot) -> Callable[[], Any]:
+        widths = self._widths if self.sampling is self.SamplingStrategy.RANDOM else None
+        parts = None if self.categorical else np.split(read.array, np.cumsum(self._nvec)[:-1], -1)
+        return _Choosing(self, read.array, parts, self.intervals, widths, write.array)
+
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         if not self.categorical:
-            choices = [part.long().argmax(-1) for part in value.split(self._nvec, -1)]
+            choices = [part.argmax(-1) for part in value.to(torch.float64).split(self._nvec, -1)]
         else:
             choices = [value] if self._is_single else list(value.unbind(-1))
         chosen = [values[choice.long()] for values, choice in zip(self.intervals, choices, strict=True)]
@@ -126,3 +132,56 @@ class ActionDiscretizer(Transform):
             assert self._widths is not None
             chosen = [point + torch.rand_like(point) * width for point, width in zip(chosen, self._widths, strict=True)]
         return chosen[0] if self._is_single else torch.stack(chosen, -1)
+
+
+class _Choosing:
+    """The values of choices, without allocating; elements of the action first, then envs."""
+
+    def __init__(
+        self,
+        who: ActionDiscretizer,
+        given: np.ndarray,
+        parts: Sequence[np.ndarray] | None,
+        intervals: Sequence[torch.Tensor],
+        widths: torch.Tensor | None,
+        target: np.ndarray,
+    ) -> None:
+        self._who = who
+        #: One-hot vectors, by element; or the numbers of the choices.
+        self._parts = parts
+        num = len(intervals)
+        self._numbers = given.reshape(len(given), -1).T
+        #: What can be chosen, which somebody may change, and the same in a row.
+        self._sources = [values.numpy() for values in intervals]
+        self._table = np.concatenate(self._sources)
+        lengths = np.array([[len(values)] for values in intervals])
+        self._lengths = lengths.astype(np.uint64)
+        self._offsets = np.cumsum(lengths, 0) - lengths
+        self._choice = np.zeros((num, len(given)), np.int64)
+        self._unsigned = self._choice.view(np.uint64)  # in which what is negative is too large
+        self._is_valid = np.empty(self._choice.shape, bool)
+        self._values = np.empty(self._choice.shape, self._table.dtype)
+        self._target = target.reshape(len(target), -1).T
+        self._widths = None if widths is None else widths.numpy()[:, None]
+        self._noise = torch.empty(self._values.shape, dtype=intervals[0].dtype)
+        self._noise_array = self._noise.numpy()
+
+    def __call__(self) -> None:
+        choice = self._choice
+        if self._parts is None:
+            np.copyto(choice, self._numbers, casting="unsafe")
+            if not np.less(self._unsigned, self._lengths, self._is_valid).all():
+                sizes = self._lengths.ravel().tolist()
+                raise EnvDataError(f"{self._who}: the choices {choice.T.tolist()} are not all among the {sizes} parts")
+        else:
+            for number, part in enumerate(self._parts):
+                np.argmax(part, -1, choice[number])
+        np.concatenate(self._sources, 0, self._table)
+        np.add(choice, self._offsets, choice)
+        np.take(self._table, choice, None, self._values, "clip")  # with another mode it makes an array first
+        if self._widths is not None:
+            for noise in self._noise:
+                torch.rand(noise.shape, out=noise)
+            np.multiply(self._noise_array, self._widths, self._noise_array)
+            np.add(self._values, self._noise_array, self._values)
+        self._target[...] = self._values

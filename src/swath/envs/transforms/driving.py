@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -132,10 +133,8 @@ class RandomTruncationTransform(Transform):
         self.prob = prob
         self.first_episode_prob = first_episode_prob
         self.step_count_key = step_count_key
-        self._horizons: Any = None
-        self._first_episode: Any = None
-        self._initialized = False
-        self._source: Any = self
+        #: Whose the lengths are that were drawn; None: each env's own.
+        self._source: Any = None
 
     @property
     def ends_episodes(self) -> bool:
@@ -158,9 +157,22 @@ class RandomTruncationTransform(Transform):
         return f"RandomTruncationTransform({self.min_horizon}, {self.max_horizon}, {probs})"
 
 
+class _Horizons:
+    """How long episodes may be, of all envs; the rest is as the transform says."""
+
+    def __init__(self, transform: RandomTruncationTransform) -> None:
+        self._transform = transform
+        self._horizons: Any = None
+        self._first_episode: Any = None
+        self._initialized = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transform, name)
+
+
 class _TruncationStage:
     def __init__(self, transform: RandomTruncationTransform, rows: Rows) -> None:
-        self._source = transform._source
+        self._source = transform._source or _Horizons(transform)
         self._rows = rows
         slot = rows[transform.step_count_key]
         self._count, self._shape = slot.array.reshape(-1), slot.row.shape
@@ -237,8 +249,12 @@ class EndOfLifeTransform(Transform):
 
     def _getter(self, base: Any) -> Callable[[], Any]:
         gym_envs = getattr(base, "gym_envs", None)
-        if not gym_envs:
-            raise EnvError(f"EndOfLifeTransform: {base!r} has no Gymnasium env here to ask for its lives")
+        if not gym_envs or not all(isinstance(gym_env, gymnasium.Env) for gym_env in gym_envs):
+            raise EnvError(
+                f"EndOfLifeTransform: {base!r} has no Gymnasium env in this process to ask for its lives; put it "
+                "around each env: SerialEnv(n, lambda: TransformedEnv(GymEnv(...), EndOfLifeTransform())), or "
+                "ParallelEnv in place of SerialEnv"
+            )
 
         def ask() -> list[int]:
             lives = []
@@ -284,7 +300,7 @@ class FrameSkipTransform(Transform):
     """Repeats each action ``frame_skip`` times; rewards add up, all else is that of the last step.
 
     It must be the first transform. A step is repeated also where it ended the episode: for envs that may not be stepped
-    then, use ``GymEnv(..., frame_skip=n)``.
+    then, use ``GymEnv(..., frame_skip=n)``. Vector envs, which would go on with another episode, are refused.
 
     >>> from swath.envs import GymEnv, TransformedEnv
     >>> TransformedEnv(GymEnv("CartPole-v1"), FrameSkipTransform(4)).rollout(2)["next", "reward"].squeeze(-1)
@@ -292,12 +308,21 @@ class FrameSkipTransform(Transform):
     """
 
     drives = True
+    repeats_steps = True
 
     def __init__(self, frame_skip: int = 1) -> None:
-        if not isinstance(frame_skip, int) or frame_skip < 1:
-            raise ValueError(f"FrameSkipTransform: frame_skip must be a positive integer, got {frame_skip!r}")
         super().__init__()
         self.frame_skip = frame_skip
+
+    @property
+    def frame_skip(self) -> int:
+        return self._frame_skip
+
+    @frame_skip.setter
+    def frame_skip(self, frame_skip: int) -> None:
+        if not isinstance(frame_skip, int) or frame_skip < 1:
+            raise ValueError(f"FrameSkipTransform: frame_skip must be a positive integer, got {frame_skip!r}")
+        self._change("_frame_skip", frame_skip)
 
     def transform_specs(self, specs: Specs) -> None:
         if len(specs.reward.keys(True, True)) != 1:

@@ -14,7 +14,7 @@ from swath.envs.guest import GuestEnv
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.making import make_env
 from swath.envs.rows import RowEnv
-from swath.envs.transforms.base import KINDS, NOTHING, Compose, Rows, Slot, Specs, Transform, as_transform
+from swath.envs.transforms.base import KINDS, NOTHING, Compose, Rows, Slot, Specs, Transform, as_transform, leave
 from swath.envs.transforms.foreign import is_of_torchrl
 from swath.errors import EnvDataError, EnvError
 from swath.rollout.boundaries import Stepper
@@ -27,14 +27,32 @@ FLAG_KEYS = tuple((flag,) for flag in FLAGS)
 class TransformedEnv(RowEnv):
     """``env`` with its data changed by ``transform``.
 
+    Args:
+        auto_unwrap: of an env that is transformed already, the transforms become this one's.
+
     >>> from swath.envs import Compose, GymEnv, RewardSum, StepCounter
     >>> env = TransformedEnv(GymEnv("CartPole-v1"), Compose(StepCounter(), RewardSum()))
     >>> sorted(env.rollout(2)["next"].keys())
     ['done', 'episode_reward', 'observation', 'reward', 'step_count', 'terminated', 'truncated']
     """
 
-    def __init__(self, env: Any, transform: Any = None, *, device: torch.device | str | None = None) -> None:
-        base: EnvBase = make_env(env)
+    def __init__(
+        self,
+        env: Any = None,
+        transform: Any = None,
+        cache_specs: bool = True,
+        *,
+        base_env: Any = None,
+        auto_unwrap: bool | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if (env is None) == (base_env is None):
+            raise TypeError("TransformedEnv: give one env: TransformedEnv(env, transform)")
+        if not cache_specs:
+            raise ValueError("TransformedEnv: cache_specs=False: specs are found when transforms change; leave it out")
+        base: EnvBase = make_env(env if base_env is None else base_env)
+        if auto_unwrap and isinstance(base, TransformedEnv):
+            base, transform = base.base_env, Compose(*base.transform, *(() if transform is None else (transform,)))
         if isinstance(base, GuestEnv) and is_of_torchrl(transform):  # both are TorchRL's
             base, transform = base.transformed(transform), None
         if getattr(base, "has_fillers", False):
@@ -44,21 +62,37 @@ class TransformedEnv(RowEnv):
             )
         self.base_env = base
         super().__init__(batch_size=base.batch_size, device=base.device if device is None else device)
-        self.transform = Compose() if transform is None else Compose(as_transform(transform))
+        self._pipeline: Pipeline | None = None
+        self._transform = _own_compose(transform)
         self._read_specs()
+
+    @property
+    def transform(self) -> Compose:
+        """All transforms, in their order; what is appended, exchanged or deleted there has its effect at once."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        before, self._transform = self._transform, _own_compose(transform)
+        try:
+            self._read_specs()
+        except Exception:
+            refused, self._transform = self._transform, before
+            self._let_go(refused)
+            self.remind()
+            raise
+        self._let_go(before)
+
+    def _let_go(self, transforms: Compose) -> None:
+        transforms.container = None
+        leave(transforms, self.transform)
 
     def append_transform(self, transform: Any) -> TransformedEnv:
         """Add one behind the others."""
         return self.insert_transform(len(self.transform), transform)
 
     def insert_transform(self, index: int, transform: Any) -> TransformedEnv:
-        before = list(self.transform.transforms)
         self.transform.insert(index, transform)
-        try:
-            self._read_specs()
-        except Exception:
-            self.transform.transforms = before
-            raise
         return self
 
     def env_before(self, transform: Transform) -> TransformedEnv:
@@ -69,6 +103,7 @@ class TransformedEnv(RowEnv):
         return env
 
     def _adopt(self) -> None:
+        self.transform.container = self
         for transform in self.transform:
             transform.container = self
 
@@ -76,18 +111,34 @@ class TransformedEnv(RowEnv):
         """Learn the specs again, after a transform was changed so that its results look different."""
         self._read_specs()
 
+    def remind(self) -> None:
+        """Let transforms learn the specs again, after they were told others that came to nothing."""
+        self._told_specs()
+
     def _read_specs(self) -> None:
+        specs, self._primable = self._told_specs()
+        self._full_specs = {kind: getattr(specs, kind) for kind in KINDS}
+        self._single_steps.clear()
+        self._pipeline = None
+
+    def _told_specs(self) -> tuple[Specs, frozenset[Key]]:
+        """The specs behind all transforms, and what a policy may write under "next" (of primers: what they keep)."""
         self._adopt()
         specs = Specs.of(self.base_env._full_specs, self.batch_size)
         theirs = self.base_env.row_layout()
-        #: What a policy may write under "next"; of these, what a primer keeps until then.
-        self._primable = theirs.primable
+        primable = theirs.primable
         kept = set(theirs.primable if theirs.has_flags else ())
         for transform in self.transform:
             if transform.ends_episodes and not self.base_env.resets_single_envs:
                 raise EnvError(
                     f"{transform} needs an env whose parts can be reset one by one; {self.base_env} resets by itself. "
                     "Make it with AutoresetMode.DISABLED, or wrap its envs in a TimeLimit"
+                )
+            if transform.repeats_steps and not self.base_env.steps_stay_in_episodes:
+                raise EnvError(
+                    f"{transform} steps also envs whose episode ended, and {self.base_env} would go on with another "
+                    "episode, or refuse; let each of its envs repeat actions, in a gymnasium.Wrapper or with "
+                    "GymEnv(..., frame_skip=n)"
                 )
             transform.transform_specs(specs)
             touched = set(transform.touched_keys()) - set(transform.primed_keys)
@@ -97,10 +148,8 @@ class TransformedEnv(RowEnv):
                     "nobody changes on the way; give the result another key"
                 )
             kept |= set(transform.primed_keys)
-            self._primable = (self._primable - touched) | frozenset(transform.primed_keys)
-        self._full_specs = {kind: getattr(specs, kind) for kind in KINDS}
-        self._single_steps.clear()
-        self._pipeline: Pipeline | None = None
+            primable = (primable - touched) | frozenset(transform.primed_keys)
+        return specs, primable
 
     def row_layout(self) -> Layout:
         own, theirs = super().row_layout(), self.base_env.row_layout()
@@ -112,6 +161,10 @@ class TransformedEnv(RowEnv):
         return self.base_env.resets_single_envs
 
     @property
+    def steps_stay_in_episodes(self) -> bool:  # type: ignore[override]
+        return self.base_env.steps_stay_in_episodes
+
+    @property
     def num_busy_processes(self) -> int:  # type: ignore[override]
         return self.base_env.num_busy_processes
 
@@ -120,12 +173,23 @@ class TransformedEnv(RowEnv):
         return self.base_env.plan() + (f", then {names}" if names else "")
 
     def bind_rows(self, strip: Strip) -> Stepper:
-        return TransformedStepper(self.pipeline, strip)
+        self._remind_of_this_env()
+        return TransformedStepper(self.pipeline, strip, is_current=self._is_current)
+
+    def _remind_of_this_env(self) -> None:
+        """A transform that is part of other envs as well may have been told theirs since."""
+        if any(transform.container is not self for transform in self.transform):
+            self.remind()
+
+    def _is_current(self, pipeline: Pipeline) -> bool:
+        """Whether the transforms are those that it was made of."""
+        return self._pipeline is pipeline
 
     @property
     def pipeline(self) -> Pipeline:
         """What is between the base env and whoever steps this one."""
         if self._pipeline is None:
+            self._remind_of_this_env()
             pipeline = Pipeline(self.base_env, self.transform, [as_key(key) for key in self.action_keys])
             self._require_memory(pipeline)
             self._pipeline = pipeline
@@ -158,6 +222,17 @@ class TransformedEnv(RowEnv):
         self.base_env.check_state_dict(state_dict.get("base_env", {}), strict)
         self.transform.check_state_dict(state_dict.get("transforms", {}), strict)
 
+    def _single_step(self, actions: Any = None, primed: frozenset[Key] = frozenset()) -> tuple[Strip, Stepper]:
+        if actions is not None and self._pipeline is None:
+            raise EnvError(
+                "TransformedEnv.step: its transforms have not seen this episode's start, since they were changed, or "
+                "copied with the env, or no episode has begun; call reset() first"
+            )
+        return super()._single_step(actions, primed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_pipeline": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._adopt()
@@ -175,6 +250,14 @@ class TransformedEnv(RowEnv):
 
     def __repr__(self) -> str:
         return f"TransformedEnv({self.base_env!r}, {self.transform!r})"
+
+
+def _own_compose(transform: Any) -> Compose:
+    """What an env has of what was given: the same object, unless another env has it."""
+    if transform is None:
+        return Compose()
+    transform = as_transform(transform)
+    return transform if type(transform) is Compose and transform.container is None else Compose(transform)
 
 
 class Pipeline:
@@ -199,7 +282,9 @@ class Pipeline:
         self.firsts: list[tuple[np.ndarray, np.ndarray]] = []
         sees_firsts = base.shows_first_rows and not all(transform.is_by_env for transform in transforms)
         if rows.num_envs > 1 and sees_firsts:
-            self.firsts = [(slots[key].array, slots[key].array.copy()) for key in inner.carried]
+            told = base.first_rows_told  # theirs where there is some: who uses the env meanwhile writes it, too
+            arrays = {key: slots[key].array for key in inner.carried}
+            self.firsts = [(array, told[key] if key in told else array.copy()) for key, array in arrays.items()]
         #: What each env's episode began with, for others who go on from it, beside where it is read.
         self.told = [(memory, slots[key].array) for key, memory in base.first_rows_told.items()]
         #: By the number of the transform that drives it.
@@ -358,8 +443,16 @@ class TransformedStepper:
 
     fillers: list[tuple[int, list[int]]] | None = None
 
-    def __init__(self, pipeline: Pipeline, strip: Strip, casts: bool = False) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        strip: Strip,
+        casts: bool = False,
+        is_current: Callable[[Pipeline], bool] | None = None,
+    ) -> None:
         self._strip = strip
+        self._pipeline = pipeline
+        self._is_current = is_current
         self._rows = rows = pipeline.rows
         self._base, self._actions, entries = pipeline.bind(strip, casts)
         self._drivers = [(driver, entries[number]) for number, driver in pipeline.drivers.items()]
@@ -385,8 +478,18 @@ class TransformedStepper:
 
     def prepare(self) -> None:
         """Before a batch."""
+        if self._is_current is not None and not self._is_current(self._pipeline):
+            raise EnvError(
+                "the transforms of this env were changed after the collector was made, whose batches have the keys of "
+                "before; make another collector of it"
+            )
         if hasattr(self._base, "prepare"):
             self._base.prepare()
+
+    def settle(self) -> None:
+        """After a batch."""
+        if hasattr(self._base, "settle"):
+            self._base.settle()
 
     def expect_resets(self) -> None:
         """Whoever steps will always reset the envs that are done. Transforms that drive the env may go on, though."""
@@ -395,13 +498,19 @@ class TransformedStepper:
 
     def resume(self, row: int) -> None:
         """Go on from a row that was written by others: what was counted over an episode is in it."""
+        shared = {id(array) for stage in self._stages for array in getattr(stage, "shared_rows", ())}
         for rows, value in self._carried:
-            value[:] = rows[row]
+            if id(value) not in shared:
+                value[:] = rows[row]
         for flags in self._flags:
             flags[row + 1 :] = False
         for stage in self._stages:
             if hasattr(stage, "resume"):
                 stage.resume()
+        for memory in self._kept:
+            memory[0] = memory[1]
+        if hasattr(self._base, "resume"):  # what is counted further in
+            self._base.resume(1)
 
     def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
         for action in self._actions:

@@ -127,6 +127,8 @@ class CatFrames(History):
 class _EachKey:
     def __init__(self, keys: Sequence[Any]) -> None:
         self._keys = keys
+        #: Rows that are an owner's memory, too, which may have been written since.
+        self.shared_rows = [row for key in keys for row in key.shared_rows]
 
     def step(self, env_ids: Sequence[int] | None) -> None:
         for key in self._keys:
@@ -146,6 +148,7 @@ class _Frames:
         self._num = num
         self._padding = padding
         self._lent = lent
+        self.shared_rows = [write.array] if lent else []
         #: With the frames' dimension behind the envs'.
         self._frame = np.moveaxis(read.array, axis, 1)
         self._stack = stack = np.moveaxis(write.array, axis, 1)
@@ -234,6 +237,8 @@ class TimeMaxPool(History):
 
 class _Maximum:
     """``TimeMaxPool`` of one key: ``[T, num_envs, *shape]``, the newest first."""
+
+    shared_rows: Sequence[np.ndarray] = ()
 
     def __init__(self, read: Slot, write: Slot, memory: torch.Tensor, lent: list[Any]) -> None:
         self._read, self._write = read, write

@@ -163,7 +163,7 @@ class Resize(_OfImages):
             return value
         smooth = self.interpolation in ("bilinear", "bicubic")
         images = value.reshape(-1, *value.shape[-3:])
-        if not value.is_floating_point():
+        if value.dtype not in (torch.float32, torch.float64):
             images = images.to(torch.float32)
         made = torch.nn.functional.interpolate(
             images,
@@ -175,8 +175,8 @@ class Resize(_OfImages):
         if not value.is_floating_point():
             if self.interpolation == "bicubic" and value.dtype == torch.uint8:
                 made = made.clamp(0, 255)
-            made = made.round().to(value.dtype)
-        return made.reshape(*value.shape[:-2], self.w, self.h)
+            made = made.round()
+        return made.to(value.dtype).reshape(*value.shape[:-2], self.w, self.h)
 
     def __repr__(self) -> str:
         keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}"

@@ -65,7 +65,8 @@ class ExcludeTransform(_Dropping):
             raise ValueError("ExcludeTransform: which keys?")
 
     def transform_specs(self, specs: Specs) -> None:
-        self._drop(specs, self.excluded_keys)
+        known = [as_key(key) for kind in _KINDS for key in getattr(specs, kind).keys(True, True)]
+        self._drop(specs, [key for named in self.excluded_keys for key in _leaves_of(named, known) or [named]])
 
 
 class SelectTransform(_Dropping):
@@ -89,12 +90,18 @@ class SelectTransform(_Dropping):
         kinds = {kind: list(map(as_key, getattr(specs, kind).keys(True, True))) for kind in _KINDS}
         known = [key for keys in kinds.values() for key in keys]
         for key in self.selected_keys:
-            if key not in known:
+            if not _leaves_of(key, known):
                 raise KeyError(f"{self}: the env has no {show(key)}; it has {', '.join(map(show, known))}")
         may_go = list(kinds["observation"])
         may_go += [] if self.keep_rewards else kinds["reward"]
         may_go += [] if self.keep_dones else kinds["done"]
-        self._drop(specs, [key for key in may_go if key not in self.selected_keys])
+        stays = [key for named in self.selected_keys for key in _leaves_of(named, known)]
+        self._drop(specs, [key for key in may_go if key not in stays])
+
+
+def _leaves_of(named: Key, known: list[Key]) -> list[Key]:
+    """A key itself, or those of a group."""
+    return [key for key in known if key[: len(named)] == named]
 
 
 _KINDS = ("observation", "reward", "done", "action")

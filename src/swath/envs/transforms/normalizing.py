@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -216,6 +217,18 @@ class Normalizing(Transform):
         of = "" if key is None else f" of {show(as_key(key))}"
         return RuntimeError(f"{type(self).__name__}: nothing was seen yet{of}")
 
+    def warn_if_nothing_seen(self) -> None:
+        """Of one that is frozen: statistics may still be loaded, or sent."""
+        state = TensorDict(self.state_dict())
+        for key in self.in_keys:
+            count = state.get(self._names_of(key)[2], None)
+            if count is None or not bool(count.any()):
+                warnings.warn(
+                    f"{self._nothing_seen(key)}, and it is frozen, so all values are NaN; load statistics, or let it "
+                    "see some before freeze()",
+                    stacklevel=2,
+                )
+
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
@@ -352,8 +365,14 @@ class NormalizingStage:
         self._source = source
         self._entries = entries
         self._in_resets = in_resets
+        #: Whether it was looked, while frozen, that there are statistics.
+        self._was_looked = False
 
     def step(self, env_ids: Sequence[int] | None) -> None:
+        if self._source.frozen and not self._was_looked:
+            self._was_looked = True
+            if isinstance(self._source, Normalizing):
+                self._source.warn_if_nothing_seen()
         self._run(self._entries, env_ids)
 
     def reset(self, env_ids: Sequence[int]) -> None:

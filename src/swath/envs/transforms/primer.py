@@ -94,6 +94,16 @@ class TensorDictPrimer(Transform):
         values = () if self.single_default_value else self.default_value.values()
         return not (self.random or self.single_default_value or any(map(callable, values)))
 
+    def is_like(self, other: Transform) -> bool:
+        """Exactly: what is shown of numbers is rounded."""
+        if not isinstance(other, TensorDictPrimer) or not super().is_like(other):
+            return False
+        mine, theirs = self.default_value, other.default_value
+        if self.single_default_value or other.single_default_value:
+            return mine is theirs
+        same = all(mine[key] is theirs[key] or np.array_equal(mine[key], theirs[key]) for key in mine)
+        return same and self.primers == other.primers and self.expand_specs == other.expand_specs
+
     @property
     def primed_keys(self) -> list[Key]:
         return [as_key(key) for key in self.out_keys]

@@ -147,6 +147,11 @@ class VecNorm(Normalizing):
         return 0, torch.cat([part.reshape(-1).double() for part in parts]).numpy()
 
 
+def _partial_sums(row: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:
+    """Memory for sums over one dimension after the other, until there are as many as statistics have."""
+    return [torch.empty(row.shape[dim:], dtype=row.dtype) for dim in range(1, row.ndim - len(shape) + 1)]
+
+
 class _Sums:
     """``VecNorm`` of one key."""
 
@@ -161,6 +166,7 @@ class _Sums:
         self._has_batch = num_batch_dims > 0
         self._num = read.tensor.shape[0]
         self._square = torch.empty_like(read.row)
+        self._partials = _partial_sums(read.row, shape)
         # As wide as the statistics, which a count of one entry divides.
         self._mean = np.empty(tuple(shape), read.array.dtype)
         self._scratch = np.empty_like(self._mean)
@@ -191,18 +197,18 @@ class _Sums:
         source = self._source
         if self._td is None or source._td is not self._td:
             self._find()
-        read, write, square, num = self._read, self._write.array, self._square, self._num
-        row = read.row
+        read, write, num = self._read, self._write.array, self._num
+        row, square, partials = read.row, self._square, self._partials
         if env_ids is not None:
             row, num = read.tensor[list(env_ids)], len(env_ids)
-            square = torch.empty_like(row)
+            square, partials = torch.empty_like(row), _partial_sums(row, self._shape)
         total, squares, count = self._arrays
         if not source.frozen:
             decay = float(source.decay)
             torch.mul(row, row, out=square)
             for statistic, value in ((total, row), (squares, square)):
-                while value.ndim > statistic.ndim:
-                    value = value.sum(0)
+                for partial in partials:
+                    value = torch.sum(value, 0, out=partial)
                 np.multiply(statistic, decay, statistic)
                 np.add(statistic, value.numpy(), statistic)
             np.multiply(count, decay, count)

@@ -110,6 +110,8 @@ class CapturedPolicy:
         #: The paths that are being compared with the call.
         self._compared: Sequence[_Path] = ()
         self._was_left = False
+        #: Whether a call that no path fits was looked at: can it be recorded?
+        self._is_scouted = False
         #: Calls since the last look, because no path fitted, and how long they took.
         self._bail_outs = 0
         self._bail_out_s = 0.0
@@ -313,15 +315,25 @@ class CapturedPolicy:
         if following is not None:
             self._on_probation(following, t)
         elif 0 < len(self._paths) < self._max_paths and sys.getprofile() is None:
-            try:
-                self._record(t)
-            except NotCapturable:
-                self._max_paths = len(self._paths)
+            self._one_more_path(t)
         else:
             self._call(t, where)
         changed = self._what_changed() if self._paths else None
         if changed is not None:  # on a way that it had not gone before
             self._drop(f"{changed} was changed")
+
+    def _one_more_path(self, t: int) -> None:
+        """As at first: a call is looked at, and the next one that is like it recorded."""
+        if not self._is_scouted:
+            self._is_scouted = True
+            if scouted(functools.partial(self._called.plainly, t)):
+                self._max_paths = len(self._paths)
+            return
+        self._is_scouted = False
+        try:
+            self._record(t)
+        except NotCapturable:
+            self._max_paths = len(self._paths)
 
     def _call(self, t: int, where: str) -> None:
         started = perf_counter()
@@ -353,6 +365,7 @@ class CapturedPolicy:
     def _leave_all(self) -> None:
         self._live.clear()
         self._paths, self._live = [], [True]
+        self._is_scouted = False
 
 
 def ambient() -> tuple[Any, ...]:

@@ -44,6 +44,10 @@ _PURE_BUILTINS = frozenset(
 #: Methods of a tensor whose result no operation shows.
 _LEAVING_TORCH = frozenset(["numpy", "data_ptr", "__array__", "__dlpack__", "untyped_storage", "storage"])
 
+#: What nn.MultiheadAttention and nn.TransformerEncoderLayer call in ``eval()``, and do not while anybody looks at
+#: operations: then they take another way, to other last bits.
+_UNSEEN = frozenset(["_native_multi_head_attention", "_transformer_encoder_layer_fwd"])
+
 #: Reads a tensor's value into Python.
 ITEM = torch.ops.aten._local_scalar_dense.default
 EQUAL = torch.ops.aten.equal.default
@@ -335,6 +339,11 @@ def _why_not_called(function: Any, by_library: bool) -> str | None:
     """Why a call of a function of C cannot be left out, or made only when recorded; None if it can."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "?")
     module = (getattr(function, "__module__", None) or "").partition(".")[0]
+    if name in _UNSEEN:
+        return (
+            f"it calls torch.{name}, the fast path of attention in eval(), which cannot be recorded; "
+            "torch.backends.mha.set_fastpath_enabled(False) leaves it out"
+        )
     if isinstance(owner, torch.Tensor):
         return f"it calls .{name}() of a tensor" if name in _LEAVING_TORCH else None
     kind = owner if isinstance(owner, type) else type(owner)
