@@ -12,32 +12,22 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
+from followers import follow
 from swath.modules import ProcessInferenceServer
-from swath.process.owner import leave_with_owner
 from swath.process.supervise import Process, end_processes
 
 pytestmark = pytest.mark.processes
-
-
-def _follow(connection: Connection, obeys: bool) -> None:
-    """Leaves with the number that it is sent."""
-    leave_with_owner()
-    if not obeys:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    connection.send("ready")
-    sys.exit(connection.recv())
 
 
 class Started:
     def __init__(self, obeys: bool = True) -> None:
         self.pipe, theirs = Pipe()
         with theirs:
-            self.process = Process("forkserver", _follow, (theirs, obeys), "test")
+            self.process = Process("forkserver", follow, (theirs, obeys), "test")
         assert self.pipe.recv() == "ready"
 
 

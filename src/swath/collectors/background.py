@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swath.errors import BackgroundFailed, CollectorClosed, told
+from swath.process.supervise import EndedAtExit
 
 _SECONDS_BETWEEN_LOOKS = 0.002
 
@@ -71,7 +71,6 @@ class Background:
 
     def start(self) -> None:
         _running.add(self)
-        _stop_at_exit()
         self._thread.start()
 
     def _run(self) -> None:
@@ -224,14 +223,5 @@ class Batches(Work):
             self.mail.go_on()
 
 
-#: Those that were not stopped.
-_running: weakref.WeakSet[Background] = weakref.WeakSet()
-_is_registered = False
-
-
-def _stop_at_exit() -> None:
-    """Before the interpreter takes away what the threads use."""
-    global _is_registered
-    if not _is_registered:
-        _is_registered = True
-        atexit.register(lambda: [each.stop(2.0) for each in list(_running)])
+#: Those that were not stopped: before the interpreter takes away what the threads use.
+_running = EndedAtExit[Background](lambda backgrounds: [each.stop(2.0) for each in backgrounds])

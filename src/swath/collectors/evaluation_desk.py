@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -19,6 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from swath.collectors.evaluation_backends import EvaluationBackend, Weights
 from swath.errors import CollectorClosed
+from swath.process.supervise import EndedAtExit
 from swath.rollout.exploration import own_exploration
 
 Result = dict[str, Any]
@@ -48,7 +47,7 @@ class Desk:
         self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name="swath-evaluator", daemon=True)
         self._thread.start()
-        _shut_down_at_exit(self)
+        _desks.add(self)
 
     @property
     def is_busy(self) -> bool:
@@ -142,19 +141,4 @@ def _flat_tensordict(result: Result) -> TensorDict:
 
 
 #: Those that were not shut down.
-_desks: weakref.WeakSet[Desk] = weakref.WeakSet()
-_registered_in: int | None = None
-
-
-def _shut_down_at_exit(desk: Desk) -> None:
-    """Before ``multiprocessing`` waits for children at exit, which would be for ever."""
-    global _registered_in
-    _desks.add(desk)
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        atexit.register(_shut_all_down)
-
-
-def _shut_all_down() -> None:
-    for desk in list(_desks):
-        desk.shut_down(2.0)
+_desks = EndedAtExit[Desk](lambda desks: [desk.shut_down(2.0) for desk in desks])

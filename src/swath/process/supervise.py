@@ -49,8 +49,11 @@ class Process:
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Now, or within some time."""
-        sentinel = self.sentinel  # another thread may close it
-        return sentinel == -1 or bool(wait([sentinel], timeout_s))
+        sentinel = self.sentinel  # another thread may close it: before this line, or within the next
+        try:
+            return sentinel == -1 or bool(wait([sentinel], timeout_s))
+        except (OSError, ValueError):
+            return True
 
     def exit_code(self) -> int | None:
         """None while it runs, or if nobody tells."""
