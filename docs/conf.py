@@ -25,15 +25,21 @@ nitpicky = True
 nitpick_ignore = [  # bases that are no part of the API
     ("py:class", name)
     for name in (
+        "swath.copying.NotCopied",
+        "swath.data.sequences.BatchTransform",
         "swath.data.storages.TensorStorage",
         "swath.envs.gym_rows.GymRowEnv",
         "swath.envs.parallel.CrewEnv",
+        "swath.envs.transforms.frames.History",
+        "swath.envs.transforms.normalizing.Normalizing",
+        "swath.envs.transforms.values.TensorTransform",
         "swath.modules.inference.pipes.ProcessClient",
         "swath.modules.inference.slots.SlotClient",
         "tensordict.nn.common.TensorDictModuleBase",
         "torch.utils.data.dataset.IterableDataset",
     )
 ]
+nitpick_ignore_regex = [("py:class", r"swath\..*\._\w+")]
 
 html_theme = "furo"
 html_title = f"swath {swath.__version__}"

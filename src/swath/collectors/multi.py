@@ -621,7 +621,7 @@ class MultiCollector(BaseCollector):
 
     @property
     def lock(self) -> FairLock:
-        """For weight schemes: whoever holds it, no other thread sends weights, gives orders or starts workers again."""
+        """Of weight schemes. Whoever holds it, no other thread sends weights, gives orders or starts workers again."""
         return self._lock
 
     def _require_open(self) -> None:

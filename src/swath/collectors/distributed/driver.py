@@ -302,7 +302,7 @@ class NodesCollector(BaseCollector):
 
     @property
     def lock(self) -> FairLock:
-        """For weight schemes: whoever holds it, no other thread sends weights, gives orders or starts nodes again."""
+        """Of weight schemes. Whoever holds it, no other thread sends weights, gives orders or starts nodes again."""
         return self._lock
 
     def _require_open(self) -> None:

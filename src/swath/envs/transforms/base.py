@@ -253,7 +253,7 @@ class Transform:
     _keys_are_pairs = True
     #: Whether what it does to an env's data depends on that env's data alone.
     is_by_env = True
-    #: Whether it steps the env: ``rows.driver`` is for it.
+    #: Whether it steps the env; ``rows.driver`` is for it then.
     drives = False
     #: Whether it takes steps of the env again, also one that ended an episode.
     repeats_steps = False
