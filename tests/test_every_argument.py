@@ -354,8 +354,6 @@ NO_EFFECT_HERE = {
     "use_buffers": "says how TorchRL keeps its memory; what is delivered is the same",
     "no_cuda_sync": "there is no CUDA here: see test_devices_are_waited_for_unless_told_otherwise",
 }
-#: Of the signature, and no arguments.
-NO_ARGUMENTS = {"unknown", "others", "args", "kwargs", "engine_arguments"}
 
 
 class OfAUser(Collector):
@@ -402,7 +400,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(kind, name, id=f"{kind.__name__}-{name}", marks=[pytest.mark.slow] if kind in slow else [])
         for kind in KINDS
-        for name in sorted(_arguments_of(kind) - NO_ARGUMENTS - NO_EFFECT_HERE.keys() - {"env"})
+        for name in sorted(_arguments_of(kind) - NO_EFFECT_HERE.keys() - {"env"})
     ]
 
 
@@ -448,7 +446,7 @@ def test_an_argument_has_an_effect_or_raises(kind: type, name: str) -> None:
 def test_an_argument_that_is_assigned_later_has_an_effect_or_raises(kind: type) -> None:
     silent = []
     with kind(**base(kind, "", Trial(None))) as fixed:
-        for name in sorted(_arguments_of(kind) - NO_ARGUMENTS - kind._assignable):  # type: ignore[attr-defined]
+        for name in sorted(_arguments_of(kind) - kind._assignable):  # type: ignore[attr-defined]
             try:
                 setattr(fixed, name, trials(kind)[name].given if name in trials(kind) else 1)
             except AttributeError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,6 +29,7 @@ from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.rollout.structure import maybe_dense_stack
 from swath.states import mismatch
+from swath.warn import warn_user
 
 #: How often whoever waits for data looks for it: workers commit without telling anybody.
 _SECONDS_BETWEEN_LOOKS = 0.002
@@ -780,10 +780,9 @@ class ReplayBuffer(NotCopied):
                 transform.load_state_dict(state)
             elif state["held"]:
                 count = sum(len(frames) for frames in state["held"].values())
-                warnings.warn(
+                warn_user(
                     f"{count} frames that a MultiStepTransform held back when this was saved are left out: transform "
-                    f"{number} of this buffer is none. Append the same transforms before loading",
-                    stacklevel=4,
+                    f"{number} of this buffer is none. Append the same transforms before loading"
                 )
 
     def share(self, shared: bool = True) -> ReplayBuffer:
