@@ -100,9 +100,9 @@ class SignedEnv(gymnasium.Env):
         self.observation_space = spaces.Box(-(2**62), 2**62, (SIZE,), np.int64)
         self.action_space = spaces.Box(-2.0, -1.0, (ACTION_SIZE,), np.float32)  # no policy's action is in it
         self.number, self.longest, self.pause_s = number, longest, pause_s
-        self.life = time.monotonic_ns()
+        self.incarnation = time.monotonic_ns()
         self.tick = self.episode = 0
-        self.lengths = np.random.default_rng(self.life)
+        self.lengths = np.random.default_rng(self.incarnation)
         self.board = None if board is None else Board(board)
         if self.board is not None:
             self.board.move_in(number)
@@ -110,7 +110,7 @@ class SignedEnv(gymnasium.Env):
     def _observe(self, end: int, received: int) -> np.ndarray:
         self.tick += 1
         observation = np.empty(SIZE, dtype=np.int64)
-        observation[:CHECK] = self.number, self.life, self.episode, self.taken, self.tick, end, received
+        observation[:CHECK] = self.number, self.incarnation, self.episode, self.taken, self.tick, end, received
         observation[CHECK:] = check_of(observation)
         return observation
 

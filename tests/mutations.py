@@ -57,9 +57,14 @@ MUTATIONS = [
     # Nothing is collected after a pause.
     Mutation("collectors/free_run.py", "self._is_hurried = False\n\n    # --", "pass\n\n    # --", "test_replay.py"),
     # One restart more than was allowed.
-    Mutation("workers/fleet.py", "and member.life.number >= self", "and member.life.number > self", "test_faults.py"),
+    Mutation(
+        "workers/pool.py",
+        "and handle.incarnation.number >= self",
+        "and handle.incarnation.number > self",
+        "test_faults.py",
+    ),
     # All workers draw the same numbers.
-    Mutation("workers/seeding.py", "torch.manual_seed(number)", "torch.manual_seed(0)", "test_multi.py"),
+    Mutation("process/seeding.py", "torch.manual_seed(number)", "torch.manual_seed(0)", "test_multi.py"),
     # A process stays though its owner is gone.
     Mutation("process/owner.py", "SECONDS_TO_LEAVE = 1.0", "SECONDS_TO_LEAVE = 100.0", "test_evaluator.py"),
     # Workers read the slot that is being written.

@@ -354,7 +354,7 @@ def test_a_killed_env_process() -> None:
         stream = iter(collector)
         for _ in range(instant):
             next(stream)
-        victim = collector.env._crew.hosts.fleet.members[1].pid  # type: ignore[attr-defined]
+        victim = collector.env._crew.hosts.workers.handles[1].pid  # type: ignore[attr-defined]
         threading.Timer(0.003 * instant, os.kill, (victim, signal.SIGKILL)).start()
         started = time.monotonic()
         with pytest.raises(WorkerDied, match=r"worker 1 \(pid \d+, envs 2 to 3\) was killed by SIGKILL"):

@@ -22,7 +22,7 @@ from programs import WarmProgram
 from swath.collectors import AsyncBatchedCollector, BaseCollector, Collector
 from swath.envs import ParallelEnv
 from swath.errors import CollectorClosed, WorkerDied
-from swath.workers.stage import ENDED
+from swath.stepping.shared_steps import ENDED
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +40,7 @@ MAKERS = pytest.mark.parametrize("make", [lock_step, first_come])
 
 
 def pids(collector: Any) -> list[int]:
-    return [member.pid for member in collector.env._crew.hosts.fleet.members]
+    return [member.pid for member in collector.env._crew.hosts.workers.handles]
 
 
 @pytest.mark.alone
@@ -192,7 +192,7 @@ def test_processes_leave_when_their_owner_is_killed() -> None:
         "collector = AsyncBatchedCollector(['CartPole-v1'] * 4, RandomPolicy(), frames_per_batch=40, num_workers=2)\n"
         "stream = iter(collector)\n"
         "next(stream)\n"
-        "print(*[member.pid for member in collector.env._crew.hosts.fleet.members], flush=True)\n"
+        "print(*[member.pid for member in collector.env._crew.hosts.workers.handles], flush=True)\n"
         "for _ in stream: pass\n"
     )
     with WarmProgram(script) as owner:

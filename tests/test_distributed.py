@@ -30,8 +30,8 @@ from swath.collectors.distributed.wire import pack_value, unpack_value
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import SerialEnv
 from swath.errors import BackgroundFailed, CollectorClosed, EnvError, NodeLost
+from swath.process import pickling
 from swath.weight_update import DistributedWeightSyncScheme, SharedMemWeightSyncScheme
-from swath.workers import pickling
 
 pytestmark = pytest.mark.processes
 

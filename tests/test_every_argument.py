@@ -277,7 +277,7 @@ _SINGLE: dict[str, Trial] = {
     "interruptor": Trial(Asked()),
     "worker_idx": Trial(3, number),
     "traj_pool": Trial(TrajectoryIds(7)),
-    "mail": Trial(object()),
+    "control": Trial(object()),
 }
 _TWO_AT_A_TIME = {"create_env_fn": [make_counting] * 2, "min_batch_size": 2, "server_timeout": 10.0}
 _BATCHED: dict[str, Trial] = {

@@ -16,7 +16,7 @@ from swath.collectors import AsyncBatchedCollector, Collector, MultiCollector
 from swath.data import LazyTensorStorage, TensorDictReplayBuffer
 from swath.envs import GymWrapper, SerialEnv
 from swath.errors import BackgroundFailed, notes_of
-from swath.workers import fleet
+from swath.workers import pool
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:the envs wait rather than compute")]
 #: So many steps env 0 takes; then it waits until env 1 has taken as many as ``after`` says, and raises.
@@ -90,7 +90,7 @@ def of_env(frames: Frames, env: int) -> Frames:
 
 @pytest.mark.parametrize("kind", ["single", "batched", "sync", "async", "hooked sync", "hooked async"])
 def test_what_was_complete_is_in_the_buffer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_SECONDS_TO_SALVAGE", 60.0)  # however busy the machine is
+    monkeypatch.setattr(pool, "_SECONDS_TO_SALVAGE", 60.0)  # however busy the machine is
     # In step with env 0, or as far as a batch (of the hooked ones) allows, or in the middle of an order.
     after = {"single": 0, "hooked sync": 59}.get(kind, 10)
     rb = buffer()

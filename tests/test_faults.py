@@ -28,10 +28,10 @@ from slow_envs import ODD_EXCEPTIONS, Fails, FailsAsText, FailsToArrive, NeedsTw
 from swath.collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from swath.envs import GymWrapper
 from swath.errors import CollectorClosed, OutOfSharedMemory, WorkerDied, WorkerHangs, WorkerRaised
+from swath.process.memory import SharedMemory
 from swath.process.start import server
 from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from swath.workers.fleet import Fleet
-from swath.workers.memory import SharedMemory
+from swath.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.processes
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
@@ -432,13 +432,13 @@ def test_shutdown_from_another_thread_ends_who_iterates(
 ) -> None:
     """A worker that was told to leave was not lost, however late that is noticed."""
     is_shut_down = threading.Event()
-    obituary = Fleet.obituary
+    obituary = WorkerPool.obituary
 
-    def late_obituary(fleet: Fleet, member: Any) -> Any:
+    def late_obituary(fleet: WorkerPool, member: Any) -> Any:
         is_shut_down.wait(20)
         return obituary(fleet, member)
 
-    monkeypatch.setattr(Fleet, "obituary", late_obituary)
+    monkeypatch.setattr(WorkerPool, "obituary", late_obituary)
     collector = endless(kind, tmp_path)
 
     def shut_down() -> None:
@@ -516,7 +516,7 @@ def test_shutdown_does_not_wait_for_a_worker_that_does_not_read() -> None:
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert wait_until(lambda: collector._fleet.members[0].due == 1)
+    assert wait_until(lambda: collector._workers.handles[0].due == 1)
     started = time.monotonic()
     collector.shutdown(timeout=2.0)
     assert time.monotonic() - started < 5

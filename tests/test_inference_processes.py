@@ -29,7 +29,7 @@ from programs import WarmProgram
 from swath.collectors import MultiCollector
 from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied, WorkerDied
 from swath.modules import InferenceServer, MPTransport, PolicyClientModule, ProcessInferenceServer, SlotTransport
-from swath.workers import pickling
+from swath.process import pickling
 
 pytestmark = [
     pytest.mark.processes,

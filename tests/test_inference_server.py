@@ -20,9 +20,9 @@ from torch import nn
 from counting import make_counting
 from policies_for_tests import actor_critic, deterministic, recurrent, stochastic
 from swath.collectors import Collector
-from swath.envs.specs import Unbounded
 from swath.errors import InferenceError, PolicyInputError, PolicyOutputError, ServerClosed, ServerDied
 from swath.modules import InferenceServer, PolicyClientModule, ThreadingTransport
+from swath.specs import Unbounded
 from swath.weight_update import SharedMemWeightSyncScheme
 
 pytestmark = pytest.mark.processes

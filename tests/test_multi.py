@@ -934,12 +934,12 @@ def test_a_worker_that_another_thread_started_again_is_asked_again(tmp_path: Pat
     stream = iter(collector)
     next(stream)
     held.touch()
-    questions = collector._fleet._num_calls
+    questions = collector._workers._num_calls
     failed: list[BaseException] = []
 
     def kill_and_start_again() -> None:
         try:
-            assert wait_until(lambda: collector._fleet._num_calls >= questions + 2, 30)
+            assert wait_until(lambda: collector._workers._num_calls >= questions + 2, 30)
             os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
             collector.update_policy_weights_(worker_ids=[1])
         except BaseException as error:

@@ -61,7 +61,7 @@ def finish(collector: Any) -> None:
 @contextlib.contextmanager
 def opened_when_asked(gate: Path, collector: Any, worker: int) -> Iterator[None]:
     """An env that waits at ``gate`` in the middle of a batch goes on when its worker has been sent a message."""
-    page = collector._fleet.members[worker].page
+    page = collector._workers.handles[worker].page
 
     def open_gate() -> None:
         wait_until(lambda: page.waiting[0] == 1, 30)
@@ -121,7 +121,7 @@ def test_frames_that_come_back_to_the_budget_leave_no_hole(tmp_path: Path) -> No
 
     def has_done_all_it_can() -> bool:
         with collector.lock:
-            return collector.stats()["frames"] >= 256 and collector._fleet.members[0].due == 0
+            return collector.stats()["frames"] >= 256 and collector._workers.handles[0].due == 0
 
     assert wait_until(has_done_all_it_can, 30)  # two orders of 64 steps
     assert wait_until(lambda: frames_of(collector, 1)() >= 8, 30)
@@ -309,7 +309,7 @@ def test_envs_that_were_ahead_when_a_sync_batch_was_stopped_have_no_hole(tmp_pat
     def stop_when_one_is_done() -> None:
         wait_until(lambda: frames_of(collector, 0)() >= 100 and frames_of(collector, 1)() >= 18, 30)
         stop.is_stopped = True
-        wait_until(lambda: collector._fleet.members[1].page.waiting[0] == 1, 30)
+        wait_until(lambda: collector._workers.handles[1].page.waiting[0] == 1, 30)
         gate.touch()
 
     stopper = threading.Thread(target=stop_when_one_is_done)
@@ -448,12 +448,12 @@ def test_a_postproc_that_keeps_nothing_of_a_batch() -> None:
 def test_a_batch_of_many_envs_that_was_stopped_before_its_first_frame() -> None:
     rb = buffer()
     collector = filling("batched", rb)
-    collector._rollout.mail.ask_to_stop()
+    collector._rollout.control.ask_to_stop()
     next(iter(collector))
     assert not len(rb)
-    collector._rollout.mail.go_on()
+    collector._rollout.control.go_on()
     next(iter(collector))
-    collector._rollout.mail.ask_to_stop()
+    collector._rollout.control.ask_to_stop()
     next(iter(collector))
     collector.shutdown()
     assert len(rb) >= 30

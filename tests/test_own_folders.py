@@ -13,7 +13,7 @@ import pytest
 from swath.cli.main import main
 from swath.collectors.distributed import DistributedCollector, launchers
 from swath.collectors.distributed.launchers import FolderLauncher, Ticket, serve_from_folder
-from swath.workers import pickling
+from swath.process import pickling
 
 STRANGER = 54321
 

@@ -238,7 +238,7 @@ def test_sys_exit_in_an_env_ends_neither_side() -> None:
 def test_a_killed_process_is_named_within_two_seconds(in_the_step: bool) -> None:
     env = ParallelEnv(4, lambda: GymWrapper(BreakingEnv(5 if in_the_step else 10**9, "hang")), num_workers=2)
     env.rollout(4)
-    victim = env._crew.hosts.fleet.members[1].pid  # type: ignore[attr-defined]
+    victim = env._crew.hosts.workers.handles[1].pid  # type: ignore[attr-defined]
     if in_the_step:
         killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
         killer.start()
@@ -292,7 +292,7 @@ def test_processes_leave_when_their_owner_is_killed() -> None:
         "from swath.envs import ParallelEnv\n"
         "env = ParallelEnv(2, 'CartPole-v1', num_workers=2)\n"
         "env.rollout(3)\n"
-        "print(*[member.pid for member in env._crew.hosts.fleet.members], flush=True)\n"
+        "print(*[member.pid for member in env._crew.hosts.workers.handles], flush=True)\n"
         "import signal; signal.pause()\n"
     )
     with WarmProgram(script) as owner:

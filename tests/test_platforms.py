@@ -35,9 +35,9 @@ from swath.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, Tenso
 from swath.envs import AsyncEnvPool, ParallelEnv, SerialEnv
 from swath.errors import OutOfSharedMemory, SwathError, UnsupportedPlatform
 from swath.modules import InferenceServer, MPTransport, ProcessInferenceServer, SlotTransport
+from swath.process.memory import SharedMemory
+from swath.process.semaphores import ThreadSemaphore
 from swath.weight_update import SharedMemWeightSyncScheme
-from swath.workers.memory import SharedMemory
-from swath.workers.signals import ThreadSemaphore
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -201,7 +201,7 @@ def test_an_env_that_raises(backend: str) -> None:
 def test_a_killed_process() -> None:
     with AsyncEnvPool([make_counting] * 2, backend="multiprocessing") as pool:
         roots = pool.rand_action(pool.reset())
-        os.kill(pool._crew.hosts.fleet.members[1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(pool._crew.hosts.workers.handles[1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         started = time.monotonic()
         pool.async_step_send(roots)
         with pytest.raises(WorkerDied, match=r"worker 1 .* was killed by SIGKILL"):

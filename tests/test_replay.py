@@ -895,12 +895,12 @@ def test_the_example_of_start(kind: str) -> None:
 
 def killed_before_it_reports() -> None:
     """For ``init_fn``: the first life of worker 0 ends when its third batch is in the buffer and nobody was told."""
-    from swath.workers.worker import Worker
+    from swath.remote.worker import Worker
 
     after = Worker._after
 
     def dies(self: Any, order: Any, steps: list[int]) -> Any:
-        if self._life.number == 0 and self._blueprint.worker == 0 and self._page.integer("batches") == 3:
+        if self._incarnation.number == 0 and self._blueprint.worker == 0 and self._page.integer("batches") == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return after(self, order, steps)
 

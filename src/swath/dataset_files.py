@@ -24,8 +24,9 @@ from tensordict import TensorDict
 
 from swath.dataset import COMMITS, EPISODE_COLUMNS, EPISODES, FRAMES, Damaged, check_file, is_count, read_json
 from swath.disk import show_bytes
-from swath.rollout.layout import CPU, Key, nested, show
-from swath.workers.memory import free_bytes
+from swath.keys import Key, nested, show
+from swath.process.memory import free_bytes
+from swath.rollout.layout import CPU
 
 _META = "meta.json"
 _LEAF = ".memmap"

@@ -18,7 +18,7 @@ from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.profiling import ProfileConfig
 from swath.collectors.single import Collector
-from swath.collectors.trajectories import split_trajectories
+from swath.data.trajectories import split_trajectories
 from swath.modules.random_policy import RandomPolicy
 from swath.weight_update.updaters import (
     MultiProcessedWeightUpdater,

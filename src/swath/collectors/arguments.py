@@ -10,10 +10,10 @@ import torch
 
 from swath.collectors.base import count_or_none, positive_int
 from swath.collectors.devices import parameter_devices
-from swath.collectors.trajectories import TrajectoryAssembler
+from swath.data.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
+from swath.keys import as_key
 from swath.modules.random_policy import RandomPolicy
-from swath.rollout.layout import as_key
 
 
 def step_limit(max_frames_per_traj: Any) -> int | None:

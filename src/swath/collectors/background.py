@@ -206,7 +206,7 @@ class Batches(Work):
         super().__init__(collector)
         self._may_write = may_write
         #: How to reach a rollout of this process.
-        self.mail: Any = None
+        self.control: Any = None
 
     def may_go_on(self) -> bool:
         return self._may_write()
@@ -215,12 +215,12 @@ class Batches(Work):
         return self._collector.collect_one()
 
     def hurry(self) -> None:
-        if self.mail is not None:
-            self.mail.ask_to_stop()
+        if self.control is not None:
+            self.control.ask_to_stop()
 
     def go_on(self) -> None:
-        if self.mail is not None:
-            self.mail.go_on()
+        if self.control is not None:
+            self.control.go_on()
 
 
 #: Those that were not stopped: before the interpreter takes away what the threads use.

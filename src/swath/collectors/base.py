@@ -24,15 +24,15 @@ from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
 from swath.collectors.background import Background, Batches
-from swath.collectors.finite import require_finite
 from swath.collectors.front_door import show_arguments
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
-from swath.collectors.trajectories import TrajectoryAssembler, split_trajectories
 from swath.copying import NotCopied
+from swath.data.finite import require_finite
 from swath.data.sequences import looks_ahead, require_ids
+from swath.data.trajectories import TrajectoryAssembler, split_trajectories
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
+from swath.keys import Key, leaves_of, show
 from swath.rollout.exploration import end_scopes, open_scopes
-from swath.rollout.layout import Key, leaves_of, show
 from swath.rollout.structure import Structure
 from swath.warn import warn_user
 

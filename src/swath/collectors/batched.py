@@ -11,25 +11,25 @@ from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.collectors.arguments import random_specs
+from swath.collectors.assignment import list_factories
 from swath.collectors.base import Budget, positive_int
 from swath.collectors.config import BatchedConfig
-from swath.collectors.crew import list_factories
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.single import Collector
-from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
+from swath.data.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.errors import PolicyError
+from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import TrajectoryIds
-from swath.rollout.central import ENV_INDEX, CentralRollout
+from swath.rollout.control import Control
 from swath.rollout.delivery import Stamps
-from swath.rollout.layout import Key, as_key, show
 from swath.rollout.loop import Rollout, first_observations
-from swath.rollout.mail import Mail
 from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.rollout.random_actions import for_all_envs
+from swath.stepping.central import ENV_INDEX, CentralRollout
 from swath.workers.layout import WorkerLayout, available_cores
 
 #: What ``server_config`` may have, and which argument it stands for.
@@ -129,7 +129,7 @@ class AsyncBatchedCollector(Collector):
         post_collect_hook: Callable[[Any], Any] | None = None,
         worker_idx: int | None = None,
         traj_pool: TrajectoryIds | None = None,
-        mail: Mail | None = None,
+        control: Control | None = None,
     ) -> None:
         self._closed = True  # until there is something to close
         self._build(BatchedConfig.of(self, locals()))

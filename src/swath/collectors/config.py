@@ -18,9 +18,9 @@ from tensordict.nn import InteractionType
 from swath.collectors.arguments import make_assembler, policy_wrapper, random_frames, step_limit
 from swath.collectors.base import Postprocessing, positive_int, positive_number, whole_number
 from swath.collectors.devices import Devices
-from swath.collectors.trajectories import TrajectoryAssembler, TrajFormat
+from swath.data.trajectories import TrajectoryAssembler, TrajFormat
 from swath.rollout.boundaries import TrajectoryIds
-from swath.rollout.mail import Mail
+from swath.rollout.control import Control
 from swath.rollout.plan import CallOptions
 from swath.rollout.policies import refuse_rand_step
 
@@ -193,13 +193,13 @@ class SingleConfig(CollectorConfig):
         sync: of the collector that is made: True for batches of all, False for one after the other.
         worker_idx: for a collector inside of a worker: its number.
         traj_pool: for a collector inside of a worker: where trajectory ids come from.
-        mail: for a collector inside of a worker: how its owner reaches it.
+        control: for a collector inside of a worker: how its owner reaches it.
     """
 
     return_same_td: bool = False
     worker_idx: int | None = None
     traj_pool: TrajectoryIds | None = None
-    mail: Mail | None = None
+    control: Control | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -275,8 +275,8 @@ class BatchedConfig(SingleConfig):
                     f"{self.who}: {name} has no place here: the policy runs in this process, and "
                     "update_policy_weights_() updates it. To share a policy, give a PolicyClientModule as policy"
                 )
-        if self.mail is not None:
-            raise ValueError("mail is for a Collector inside of a worker")
+        if self.control is not None:
+            raise ValueError("control is for a Collector inside of a worker")
         if self.return_same_td:
             raise ValueError("return_same_td=True: frames of the next batch may come while this one is used")
         if self.weight_sync_model_id != "policy":

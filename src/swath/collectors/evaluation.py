@@ -20,7 +20,7 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from swath.collectors.single import Collector
-from swath.collectors.trajectories import pad_trajectories
+from swath.data.trajectories import pad_trajectories
 from swath.envs.making import make_env
 from swath.weight_update.hidden import HiddenWeights
 

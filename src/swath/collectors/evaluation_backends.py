@@ -12,11 +12,11 @@ import torch
 
 from swath import platforms
 from swath.collectors.evaluation import Evaluation, EvaluationPlan
+from swath.process import pickling
+from swath.process.channel import Channel, pack, unpack
+from swath.process.helper import Helper
 from swath.process.owner import leave_with_owner
-from swath.workers import pickling
-from swath.workers.channel import Channel, pack, unpack
-from swath.workers.helper import Helper
-from swath.workers.seeding import draw_base_seed, seed_process
+from swath.process.seeding import draw_base_seed, seed_process
 
 Weights = Mapping[str, torch.Tensor]
 

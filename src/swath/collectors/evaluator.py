@@ -18,7 +18,7 @@ from swath.collectors.base import positive_int
 from swath.collectors.devices import DeviceLike
 from swath.collectors.evaluation import EvaluationPlan, Key
 from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend, Weights
-from swath.collectors.evaluation_desk import Desk, Result, result_of
+from swath.collectors.evaluation_thread import EvaluationThread, Result, result_of
 from swath.collectors.single import Collector
 from swath.copying import NotCopied
 from swath.envs.base import EnvBase
@@ -137,7 +137,7 @@ class Evaluator(NotCopied):
         self._backend: EvaluationBackend = (
             ProcessBackend(plan, init_fn) if backend == "process" else ThreadBackend(plan)
         )
-        self._desk = Desk(self._backend, log_prefix, on_result)
+        self._thread = EvaluationThread(self._backend, log_prefix, on_result)
 
     # -- evaluating ------------------------------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class Evaluator(NotCopied):
         """Start an evaluation, with arguments as those of ``evaluate``; False if it was skipped."""
         source = _choose_weights(weights, weights_dict)
         with self._lock:
-            if self._desk.is_busy and self._busy_policy == "skip":
+            if self._thread.is_busy and self._busy_policy == "skip":
                 return False
-            if self._desk.is_busy and self._busy_policy == "error":
+            if self._thread.is_busy and self._busy_policy == "error":
                 raise RuntimeError(
                     "an evaluation is under way: wait() for it, ask `pending` first, or make the Evaluator with "
                     "busy_policy='skip' or 'queue'"
@@ -177,7 +177,7 @@ class Evaluator(NotCopied):
         if source is None and isinstance(self._policy, nn.Module):
             source = self._policy
         weights = None if source is None else _snapshot(source)
-        future = self._desk.submit(weights, self._num_own_steps if step is None else step)
+        future = self._thread.submit(weights, self._num_own_steps if step is None else step)
         if step is None:
             self._num_own_steps += 1
         return future
@@ -213,7 +213,7 @@ class Evaluator(NotCopied):
     @property
     def pending(self) -> bool:
         """Whether an evaluation is under way, or waits for its turn."""
-        return self._desk.is_busy
+        return self._thread.is_busy
 
     @staticmethod
     def extract_weights(module: nn.Module) -> TensorDict:
@@ -238,10 +238,10 @@ class Evaluator(NotCopied):
             RuntimeError: an evaluation is under way.
         """
         with self._lock:
-            if self._desk.is_busy:
+            if self._thread.is_busy:
                 raise RuntimeError("set_seed while an evaluation is under way: wait() for it first")
             backend = self._backend
-            future = self._desk.call(lambda: backend.set_seed(int(seed), static_seed))
+            future = self._thread.call(lambda: backend.set_seed(int(seed), static_seed))
         return result_of(future)
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,14 +261,14 @@ class Evaluator(NotCopied):
             self._num_own_steps = state_dict["step"]
 
     def _require_nothing_unread(self, what: str) -> None:
-        if self._triggered or self._desk.is_busy:
+        if self._triggered or self._thread.is_busy:
             raise RuntimeError(f"{what} while a result is pending or unread: wait() for it first")
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def shutdown(self, timeout: float = 5) -> None:
         """Stop what is under way, and close the env; harmless when called again. Results that are there stay."""
-        self._desk.shut_down(timeout)
+        self._thread.shut_down(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -277,9 +277,9 @@ class Evaluator(NotCopied):
         self.shutdown()
 
     def __del__(self) -> None:
-        desk = self.__dict__.get("_desk")
-        if desk is not None:
-            desk.shut_down(2.0)
+        thread = self.__dict__.get("_thread")
+        if thread is not None:
+            thread.shut_down(2.0)
 
     def __repr__(self) -> str:
         return f"Evaluator({type(self._backend).__name__}, pending={self.pending})"

@@ -13,13 +13,13 @@ from swath import platforms
 from swath.collectors.background import Work
 from swath.data.replay_buffer import ReplayBuffer
 from swath.data.storages import TensorStorage, mark_ends
+from swath.process import pickling
+from swath.remote.blocks import BlockLayout
+from swath.remote.buffer_writer import Processing, Stored
+from swath.remote.requests import INTO_BUFFER, CollectRequest, CollectResult, random_in_lanes, random_in_rows
 from swath.rollout.layout import Field
-from swath.workers import pickling
-from swath.workers.blocks import BlockLayout
-from swath.workers.board import Ledger
-from swath.workers.buffer_writer import Processing, Stored
-from swath.workers.fleet import Member
-from swath.workers.orders import INTO_BUFFER, Order, Ready, random_in_lanes, random_in_rows
+from swath.workers.pool import WorkerHandle
+from swath.workers.status_page import Ledger
 
 if TYPE_CHECKING:
     from swath.collectors.multi import MultiCollector
@@ -34,7 +34,7 @@ _SECONDS_TO_HOLD = 0.002
 
 @dataclass
 class _Pending:
-    order: Order
+    order: CollectRequest
     frames: int
     #: How many of them are random.
     random_frames: int
@@ -52,7 +52,7 @@ class FreeRun(Work):
     def __init__(self, collector: MultiCollector, buffer: ReplayBuffer) -> None:
         super().__init__(collector)
         self._lock = collector.lock
-        self._fleet = collector._fleet
+        self._workers = collector._workers
         self._buffer = buffer
         size = collector._description.env_size
         self._each = size.numel()
@@ -61,41 +61,43 @@ class FreeRun(Work):
         processing = Processing(collector._postprocessing, collector._assembler is not None)
         if not processing.is_nothing:
             self._processing = _pickled(processing)
-            (kept,) = self._fleet.call("stored", self._processing, members=self._fleet.members[:1])
+            (kept,) = self._workers.call("stored", self._processing, handles=self._workers.handles[:1])
         self._by_env = kept.by_env
         #: Of each worker.
         self._tracks = [range(worker, worker + 1) for worker in range(collector.num_workers)]
         if kept.by_env:
-            self._tracks = [range(m.start * self._each, m.stop * self._each) for m in collector._crew.layout.members]
+            self._tracks = [
+                range(m.start * self._each, m.stop * self._each) for m in collector._assignment.layout.members
+            ]
         self._pending: list[dict[int, _Pending]] = [{} for _ in self._tracks]
         self._is_hurried = False
         self._layouts = []
         for worker in range(collector.num_workers):
-            frames = collector._crew.of_worker(worker)[0].frames
+            frames = collector._assignment.of_worker(worker)[0].frames
             steps = -(-frames // self._each)
             if collector._may_order_more:
                 steps = max(steps, _STEPS_PER_ORDER)
-            count = len(collector._crew.layout.members[worker])
+            count = len(collector._assignment.layout.members[worker])
             self._layouts.append(BlockLayout(collector._description.fields, size, (steps,) * count))
         self._memory = _lay_out(buffer, collector, kept)
         #: Frames in each worker's ledger that were counted.
         self._counted = [0] * collector.num_workers
-        for member in self._fleet.members:
-            self._map(member)
+        for handle in self._workers.handles:
+            self._map(handle)
 
-    def _stored(self, member: Member) -> int:
+    def _stored(self, handle: WorkerHandle) -> int:
         """Frames of a worker's ledger."""
-        tracks = self._tracks[member.number]
-        return Ledger(member.page).frames(int(self._memory.tracks.committed[tracks.start : tracks.stop].sum()))
+        tracks = self._tracks[handle.number]
+        return Ledger(handle.page).frames(int(self._memory.tracks.committed[tracks.start : tracks.stop].sum()))
 
-    def _map(self, member: Member) -> None:
+    def _map(self, handle: WorkerHandle) -> None:
         """Give a worker that does nothing its tracks, and an empty ledger."""
-        worker, memory = member.number, self._memory
+        worker, memory = handle.number, self._memory
         assert memory.descriptor is not None
-        Ledger(member.page).clear()
+        Ledger(handle.page).clear()
         self._counted[worker] = 0
         about = memory.layout, self._tracks[worker], self._by_env, self._layouts[worker], self._processing
-        self._fleet.send_descriptor(member, memory.descriptor, "buffer", *about)
+        self._workers.send_descriptor(handle, memory.descriptor, "buffer", *about)
 
     # -- background.Work -------------------------------------------------------------------------------------------
 
@@ -120,23 +122,23 @@ class FreeRun(Work):
                 holds = not self._give_orders()
                 if not any(self._pending) and (self._is_hurried or collector._complete):
                     return not collector._complete
-            self._fleet.wait(timeout_s=_SECONDS_TO_HOLD if holds else _SECONDS_BETWEEN_LOOKS)
+            self._workers.wait(timeout_s=_SECONDS_TO_HOLD if holds else _SECONDS_BETWEEN_LOOKS)
             if not self._is_hurried:  # else this is over when all workers are still
                 return True
 
     def _take_rest(self) -> None:
         """Before it is said that a worker failed: the others store what steps they have taken, if they do so soon."""
         self.hurry()
-        self._fleet.wait_for_rest(self._busy_members)
+        self._workers.wait_for_rest(self._busy_members)
         with self._lock:
             self._take_arrived()
-            for member in self._fleet.members:
-                self._count_unreported(member)
+            for handle in self._workers.handles:
+                self._count_unreported(handle)
 
-    def _busy_members(self) -> list[Member]:
+    def _busy_members(self) -> list[WorkerHandle]:
         with self._lock:
             self._take_arrived()
-        return [member for member in self._fleet.members if self._pending[member.number]]
+        return [handle for handle in self._workers.handles if self._pending[handle.number]]
 
     def is_still(self) -> bool:
         return not any(self._pending)
@@ -148,7 +150,7 @@ class FreeRun(Work):
             self._is_hurried = True
             for worker, pending in enumerate(self._pending):
                 for number in pending:
-                    self._fleet.send(self._fleet.members[worker], "stop", number, wake=True)
+                    self._workers.send(self._workers.handles[worker], "stop", number, wake=True)
 
     def go_on(self) -> None:
         self._is_hurried = False
@@ -162,19 +164,19 @@ class FreeRun(Work):
         if not self._buffer.may_write():
             return False
         for rank in range(_ORDERS_PER_WORKER):
-            for member in self._fleet.members:
-                if len(self._pending[member.number]) == rank:
+            for handle in self._workers.handles:
+                if len(self._pending[handle.number]) == rank:
                     left = self._frames_to_order
                     if left is not None and left <= 0:
                         return True
-                    if left is None or self._may_take(member, left):
-                        self._give_order(member, left)
+                    if left is None or self._may_take(handle, left):
+                        self._give_order(handle, left)
         return True
 
-    def _may_take(self, member: Member, left: int) -> bool:
+    def _may_take(self, handle: WorkerHandle, left: int) -> bool:
         """Whether all its envs have a step to take. What is less is the last order of all: a step that is not stored
         would be missed if there were another one, and what is under way may come back to the budget."""
-        return left >= self._layouts[member.number].num_envs or not any(self._pending)
+        return left >= self._layouts[handle.number].num_envs or not any(self._pending)
 
     @property
     def _frames_to_order(self) -> int | None:
@@ -184,8 +186,8 @@ class FreeRun(Work):
         under_way = sum(each.frames for pending in self._pending for each in pending.values())
         return total - self._collector._frames - under_way
 
-    def _give_order(self, member: Member, left: int | None) -> None:
-        collector, layout = self._collector, self._layouts[member.number]
+    def _give_order(self, handle: WorkerHandle, left: int | None) -> None:
+        collector, layout = self._collector, self._layouts[handle.number]
         steps, num_rows = layout.steps[0], None
         if left is not None and left < steps * layout.num_envs:
             steps = left // layout.num_envs
@@ -196,21 +198,23 @@ class FreeRun(Work):
         collector._random_frames_left -= random_frames
         collector._num_orders += 1
         count = layout.num_members
-        order = Order(collector._num_orders, INTO_BUFFER, (steps,) * count, range(count), 0, random_frames, num_rows)
-        self._pending[member.number][order.number] = _Pending(order, frames, random_frames)
-        self._fleet.send(member, "collect", tuple(order))
+        order = CollectRequest(
+            collector._num_orders, INTO_BUFFER, (steps,) * count, range(count), 0, random_frames, num_rows
+        )
+        self._pending[handle.number][order.number] = _Pending(order, frames, random_frames)
+        self._workers.send(handle, "collect", tuple(order))
 
     def _take_arrived(self) -> None:
-        while self._fleet.arrived:
-            member, ready = self._fleet.arrived.popleft()
-            pending = self._pending[member.number].pop(ready.number, None)
+        while self._workers.arrived:
+            handle, ready = self._workers.arrived.popleft()
+            pending = self._pending[handle.number].pop(ready.number, None)
             if pending is not None:
-                self._count(member.number, self._frames_of(member.number, pending, ready))
+                self._count(handle.number, self._frames_of(handle.number, pending, ready))
                 # It may have been stopped.
-                taken = random_in_lanes(pending.random_frames, ready.steps, self._layouts[member.number].num_envs)
+                taken = random_in_lanes(pending.random_frames, ready.steps, self._layouts[handle.number].num_envs)
                 self._collector._random_frames_left += pending.random_frames - taken
 
-    def _frames_of(self, worker: int, pending: _Pending, ready: Ready) -> int:
+    def _frames_of(self, worker: int, pending: _Pending, ready: CollectResult) -> int:
         rows = self._layouts[worker].num_envs // len(ready.steps)
         if pending.order.num_rows is None:
             return sum(ready.steps) * rows
@@ -222,19 +226,19 @@ class FreeRun(Work):
         self._collector._iter += 1
         self._counted[worker] += frames
 
-    def _count_unreported(self, member: Member) -> int:
+    def _count_unreported(self, handle: WorkerHandle) -> int:
         """What a worker has committed, and has not reported."""
-        unreported = self._stored(member) - self._counted[member.number]
+        unreported = self._stored(handle) - self._counted[handle.number]
         if unreported:
-            self._count(member.number, unreported)
+            self._count(handle.number, unreported)
         return unreported
 
-    def resume(self, member: Member) -> None:
+    def resume(self, handle: WorkerHandle) -> None:
         """A worker was started again: what its predecessor committed counts, and what it had not is ordered again."""
         self._take_arrived()  # what it has reported
-        worker = member.number
+        worker = handle.number
         pending, layout = self._pending[worker], self._layouts[worker]
-        unreported = self._count_unreported(member)
+        unreported = self._count_unreported(handle)
         for number in sorted(pending):  # that was of the oldest: it reports each before it goes on with the next
             each = pending.pop(number)
             rows = -(-unreported // each.order.steps[0])
@@ -244,7 +248,7 @@ class FreeRun(Work):
         tracks = self._tracks[worker]
         self._memory.tracks.settle(slice(tracks.start, tracks.stop))
         mark_ends(self._memory, tracks)
-        self._map(member)
+        self._map(handle)
 
 
 def _pickled(processing: Processing) -> bytes:
@@ -270,7 +274,7 @@ def _lay_out(buffer: ReplayBuffer, collector: MultiCollector, kept: Stored) -> A
     each = collector._description.env_size.numel()
     for key in collector._tracked:  # the same for all of a track
         for track in range(num_tracks):
-            number = collector._crew.layout.worker_of(track // each) if key == WORKER else track
+            number = collector._assignment.layout.worker_of(track // each) if key == WORKER else track
             memory.rows[key][track] = number
     return memory
 

@@ -14,23 +14,28 @@ from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.collectors.arguments import alike_or_each
+from swath.collectors.assignment import Assignment, check_counts, resolve_members, spread
 from swath.collectors.base import (
     BaseCollector,
     Budget,
     truncated_keys,
 )
 from swath.collectors.config import WorkersConfig
-from swath.collectors.crew import Crew, check_counts, resolve_members, spread
 from swath.collectors.devices import DeviceLike
 from swath.collectors.free_run import FreeRun, can_run_free
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
-from swath.collectors.trajectories import TrajFormat
+from swath.data.trajectories import TrajFormat
+from swath.envs.making import make_env
 from swath.errors import CollectorClosed, EnvError, message_of
+from swath.keys import Key, nested
 from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.fair_lock import FairLock
+from swath.process.seeding import derived_seed, draw_base_seed
 from swath.process.start import StartMethod, check_start_method
-from swath.rollout.layout import Key, nested
+from swath.remote.blocks import BlockPool
+from swath.remote.requests import CollectRequest, WorkerDescription, WorkerSpec
 from swath.states import count, mismatch, numbered, require_counters
 from swath.warn import warn_user
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
@@ -46,12 +51,8 @@ from swath.weight_update.weights import (
     weights_for_copies,
     weights_for_part,
 )
-from swath.workers.blocks import BlockPool
-from swath.workers.fair_lock import FairLock
-from swath.workers.fleet import Fleet, Member, weakly
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
-from swath.workers.orders import Blueprint, Description, Order
-from swath.workers.seeding import derived_seed, draw_base_seed
+from swath.workers.pool import WorkerHandle, WorkerPool, weakly
 
 WORKER: Key = ("collector", "worker")
 ENV: Key = ("collector", "env")
@@ -199,19 +200,20 @@ class MultiCollector(BaseCollector):
         common = config.for_workers()
         base_seed = draw_base_seed()
 
-        def blueprints(crew: Crew) -> list[Blueprint]:
+        def specs(crew: Assignment) -> list[WorkerSpec]:
             made = []
             for worker, numbers in enumerate(crew.layout.members):
                 own = crew.of_worker(worker)
                 devices = own[0].devices
                 made.append(
-                    Blueprint(
+                    WorkerSpec(
                         worker=worker,
                         members=numbers,
                         num_members=len(crew.members),
                         id_stride=len(crew.members) + self._names_trajectories,
                         factories=[member.factory for member in own],
                         env_kwargs=[member.kwargs for member in own],
+                        make_env=make_env,
                         policy=None if own[0].policy_factory is not None else policy,
                         policy_factory=own[0].policy_factory,
                         frames=own[0].frames,
@@ -225,15 +227,15 @@ class MultiCollector(BaseCollector):
             return made
 
         if num_workers == AUTO:
-            num_workers = self._measure(blueprints(Crew(members[:1], WorkerLayout.spread(1, 1))), len(members))
+            num_workers = self._measure(specs(Assignment(members[:1], WorkerLayout.spread(1, 1))), len(members))
         assert not isinstance(num_workers, str)
-        self._crew = Crew(members, spread(members, num_workers, envs_per_worker))
+        self._assignment = Assignment(members, spread(members, num_workers, envs_per_worker))
         self._storing = members[0].devices.storing
         self._schemes = self._make_schemes(config.weight_sync_schemes, policy, config.policy_factory)
-        self._fleet: Fleet = None  # type: ignore[assignment]
+        self._workers: WorkerPool = None  # type: ignore[assignment]
         try:
-            self._fleet = Fleet(
-                blueprints(self._crew),
+            self._workers = WorkerPool(
+                specs(self._assignment),
                 method=method,
                 # (Weakly: one that nobody has any more ends then, and not when cycles are looked for.)
                 receivers=weakly(self._halves_for),
@@ -269,8 +271,8 @@ class MultiCollector(BaseCollector):
         except BaseException:
             for scheme in self._schemes.values():
                 scheme.shutdown()
-            if self._fleet is not None:
-                self._fleet.shutdown(timeout_s=1.0)
+            if self._workers is not None:
+                self._workers.shutdown(timeout_s=1.0)
             raise
 
     # -- for subclasses --------------------------------------------------------------------------------------------
@@ -304,11 +306,11 @@ class MultiCollector(BaseCollector):
 
     def _discard_all(self) -> None:
         """What is under way for who iterates is not wanted any more, and its episodes do not go on in the buffer."""
-        if self._iter or any(self._has_work(member) for member in self._fleet.members):
-            for member in self._fleet.members:
-                self._fleet.send(member, "void", True, wake=True)
-            self._discard(self._fleet.members)
-            self._fleet.call("state_dict")  # when this is answered, they have stopped
+        if self._iter or any(self._has_work(handle) for handle in self._workers.handles):
+            for handle in self._workers.handles:
+                self._workers.send(handle, "void", True, wake=True)
+            self._discard(self._workers.handles)
+            self._workers.call("state_dict")  # when this is answered, they have stopped
 
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
@@ -319,23 +321,23 @@ class MultiCollector(BaseCollector):
 
     def _give_up_episodes(self) -> None:
         """Workers may be ahead of what was delivered, and nobody waits for what they do."""
-        for member in self._fleet.members:
-            self._fleet.send(member, "void", True, wake=True)
+        for handle in self._workers.handles:
+            self._workers.send(handle, "void", True, wake=True)
         self._abandon()
         self._drop_pending()
 
     def _abandon(self) -> None:
         """Forget what is under way; workers may still write into its blocks, so those are not used again."""
 
-    def _has_work(self, member: Member) -> bool:
+    def _has_work(self, handle: WorkerHandle) -> bool:
         """Whether there are frames of a worker that were not delivered."""
         return False
 
-    def _discard(self, members: Sequence[Member]) -> None:
+    def _discard(self, handles: Sequence[WorkerHandle]) -> None:
         """Forget what these workers have under way; they were told so. They may be in the middle of it: their blocks
         are not used again before they have stopped, since only they would be told to."""
 
-    def _resume(self, member: Member) -> None:
+    def _resume(self, handle: WorkerHandle) -> None:
         """A worker was started again: give it back its orders."""
         raise NotImplementedError
 
@@ -347,13 +349,13 @@ class MultiCollector(BaseCollector):
         failed = None if background is None else background.failure
         return CollectorClosed("shut down by another thread; make a new one") if failed is None else failed
 
-    def _measure(self, blueprints: list[Blueprint], num_members: int) -> int:
+    def _measure(self, specs: list[WorkerSpec], num_members: int) -> int:
         """How many workers keep the cores busy, by how much of its time the first env computes."""
-        fleet = Fleet(blueprints, method=self._method, receivers=lambda _: {}, started=lambda _: None)
+        workers = WorkerPool(specs, method=self._method, receivers=lambda _: {}, started=lambda _: None)
         try:
-            ((wall_s, cpu_s),) = fleet.call("measure_steps", _SECONDS_TO_MEASURE)
+            ((wall_s, cpu_s),) = workers.call("measure_steps", _SECONDS_TO_MEASURE)
         finally:
-            fleet.shutdown()
+            workers.shutdown()
         return min(num_members, max(1, round(available_cores() * wall_s / max(cpu_s, 1e-9))))
 
     def _make_schemes(self, given: Any, policy: Any, policy_factory: Any) -> dict[str, WeightSyncScheme]:
@@ -380,12 +382,12 @@ class MultiCollector(BaseCollector):
         for scheme in self._schemes.values():
             scheme.started(worker)
 
-    def _agree(self) -> Description:
+    def _agree(self) -> WorkerDescription:
         """What all workers say of themselves; it must be the same."""
-        first, *rest = (member.description for member in self._fleet.members)
-        assert isinstance(first, Description)
-        for member, other in zip(self._fleet.members[1:], rest, strict=True):
-            assert isinstance(other, Description)
+        first, *rest = (handle.description for handle in self._workers.handles)
+        assert isinstance(first, WorkerDescription)
+        for handle, other in zip(self._workers.handles[1:], rest, strict=True):
+            assert isinstance(other, WorkerDescription)
             if (other.env_size, other.fields) != (first.env_size, first.fields):
                 mine = {f.key: (tuple(f.shape), f.dtype) for f in first.fields}
                 theirs = {f.key: (tuple(f.shape), f.dtype) for f in other.fields}
@@ -395,7 +397,7 @@ class MultiCollector(BaseCollector):
                     if differing is None
                     else f"{differing}: {mine.get(differing)} against {theirs.get(differing)}"
                 )
-                raise EnvError(f"{member.who} delivers other data than worker 0: {what}; all envs must be alike")
+                raise EnvError(f"{handle.who} delivers other data than worker 0: {what}; all envs must be alike")
         return first
 
     def _warn_of_rounding(self, frames_used: int) -> None:
@@ -405,49 +407,49 @@ class MultiCollector(BaseCollector):
                 f"frames_per_batch={asked} does not divide over {self._num_envs} envs; {frames_used} will be used"
             )
 
-    def _welcome_back(self, member: Member, error: BaseException) -> None:
+    def _welcome_back(self, handle: WorkerHandle, error: BaseException) -> None:
         """A worker was started again: newest weights, a seed of its own, and its orders."""
         warnings.warn(
-            f"{message_of(error)} It was started again as pid {member.process.pid}; the episodes that it was in have "
+            f"{message_of(error)} It was started again as pid {handle.process.pid}; the episodes that it was in have "
             "ended without a done flag where they were delivered already, and go on under new ids",
             stacklevel=2,
         )
         for scheme in self._schemes.values():
-            scheme.resend(member.number)
-        if member.number in self._seeds:
-            seed, static = self._seeds[member.number]
-            own = derived_seed(seed, member.number, member.life.number)
-            self._fleet.call("set_seed", own, static, members=[member])
+            scheme.resend(handle.number)
+        if handle.number in self._seeds:
+            seed, static = self._seeds[handle.number]
+            own = derived_seed(seed, handle.number, handle.incarnation.number)
+            self._workers.call("set_seed", own, static, handles=[handle])
         if self._free_run is not None:
-            self._free_run.resume(member)
+            self._free_run.resume(handle)
         else:
-            self._resume(member)
+            self._resume(handle)
 
     # -- what a scheme needs ---------------------------------------------------------------------------------------
 
     @property
     def num_workers(self) -> int:
         """How many processes there are."""
-        return self._crew.layout.num_workers
+        return self._assignment.layout.num_workers
 
     def wake_worker(self, worker: int, model_id: str) -> None:
-        self._fleet.send(self._fleet.members[worker], "weights", model_id, wake=True)
+        self._workers.send(self._workers.handles[worker], "weights", model_id, wake=True)
 
     def worker_answered(self, worker: int) -> None:
-        self._fleet.members[worker].due -= 1
+        self._workers.handles[worker].due -= 1
 
     def worker_sentinel(self, worker: int) -> int:
-        return self._fleet.members[worker].sentinel
+        return self._workers.handles[worker].sentinel
 
     def look_at_workers(self, workers: Sequence[int]) -> None:
         if self._closed:
             self._require_open()
-        self._fleet.look_after([self._fleet.members[worker] for worker in workers])
+        self._workers.look_after([self._workers.handles[worker] for worker in workers])
 
     def worker_gone(self, worker: int) -> None:
         if self._closed:  # it was told to leave
             self._require_open()
-        self._fleet.handle_end(self._fleet.members[worker])
+        self._workers.handle_end(self._workers.handles[worker])
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
@@ -459,20 +461,20 @@ class MultiCollector(BaseCollector):
         random_frames: int,
         first_step: int = 0,
         anew: bool = False,
-    ) -> Order:
+    ) -> CollectRequest:
         self._num_orders += 1
-        return Order(self._num_orders, block.number, steps, members, first_step, random_frames, anew=anew)
+        return CollectRequest(self._num_orders, block.number, steps, members, first_step, random_frames, anew=anew)
 
     @property
     def next_traj_id(self) -> int:
         """No trajectory has this id yet, or a higher one."""
-        return max(member.page.integer("next_traj_id") for member in self._fleet.members)
+        return max(handle.page.integer("next_traj_id") for handle in self._workers.handles)
 
-    def _committed(self, member: Member, order: Order) -> int:
+    def _committed(self, handle: WorkerHandle, order: CollectRequest) -> int:
         """Up to which step of an order a worker that is gone has left frames in their final place."""
         lost = self._structure is not None and self._structure.has_objects  # with the worker, what they refer to
-        begun = member.page.integer("order") == order.number
-        return member.page.integer("committed") if begun and not lost else order.first_step
+        begun = handle.page.integer("order") == order.number
+        return handle.page.integer("committed") if begun and not lost else order.first_step
 
     #: What goes with the batch that was delivered last.
     _delivered_objects: Mapping[int, Any] = {}
@@ -493,8 +495,8 @@ class MultiCollector(BaseCollector):
         """Tell once that envs which share a worker wait rather than compute."""
         if self._told_of_waiting or self._iter not in (1, 4, 16):
             return
-        for member in self._fleet.members:
-            page, count = member.page, len(member.blueprint.members)
+        for handle in self._workers.handles:
+            page, count = handle.page, len(handle.spec.members)
             busy_s, cpu_s, steps = page.seconds("busy_s"), page.seconds("cpu_s"), page.integer("steps")
             waits = page.integer("switches") >= steps / 2  # one that is only kept from its core does not give it away
             if count > 1 and steps > 10 and cpu_s < _BUSY_SHARE * busy_s and waits:
@@ -502,8 +504,8 @@ class MultiCollector(BaseCollector):
                 each = busy_s / steps * 1000
                 warnings.warn(
                     f"the envs wait rather than compute: a step of {count} envs takes {each:.3g} ms, "
-                    f"{cpu_s / busy_s:.0%} of it on the core. {self._crew.layout} step one after the other; "
-                    f"num_workers={len(self._crew.members)} lets all wait at the same time "
+                    f"{cpu_s / busy_s:.0%} of it on the core. {self._assignment.layout} step one after the other; "
+                    f"num_workers={len(self._assignment.members)} lets all wait at the same time "
                     "(num_workers='auto' measures)",
                     stacklevel=4,
                 )
@@ -625,33 +627,35 @@ class MultiCollector(BaseCollector):
         return self._lock
 
     def _require_open(self) -> None:
-        if self._fleet.owner_pid != os.getpid():
+        if self._workers.owner_pid != os.getpid():
             raise RuntimeError(
-                f"this collector's workers belong to process {self._fleet.owner_pid}, and this is {os.getpid()}; make "
-                "the collector in the process that iterates over it (a DataLoader: num_workers=0)"
+                f"this collector's workers belong to process {self._workers.owner_pid}, and this is {os.getpid()}; "
+                "make the collector in the process that iterates over it (a DataLoader: num_workers=0)"
             )
         self._require_open_unless(False)
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of workers, which go on afterwards with what they do."""
         self._require_open()
-        return self._fleet.call(name, *args, **kwargs)
+        return self._workers.call(name, *args, **kwargs)
 
-    def _call_idle(self, name: str, *args: Any, members: Sequence[Member] | None = None, **kwargs: Any) -> list[Any]:
+    def _call_idle(
+        self, name: str, *args: Any, handles: Sequence[WorkerHandle] | None = None, **kwargs: Any
+    ) -> list[Any]:
         """Call a method of workers that changes what they are in: what is under way is discarded.
 
         Before they are called, so that one that is started again meanwhile is not given back what nobody wants.
         """
         self._require_open()
         self._require_still(name)
-        chosen = self._fleet.members if members is None else members
-        for member in chosen:
-            self._fleet.send(member, "void", self._has_work(member), wake=True)
+        chosen = self._workers.handles if handles is None else handles
+        for handle in chosen:
+            self._workers.send(handle, "void", self._has_work(handle), wake=True)
         self._discard(chosen)
-        return self._fleet.call(name, *args, members=chosen, **kwargs)
+        return self._workers.call(name, *args, handles=chosen, **kwargs)
 
     def _begin_ids_at(self, first: int) -> None:
-        self._fleet.begin_ids_at(first)
+        self._workers.begin_ids_at(first)
         self._call_idle("begin_ids_at", first)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
@@ -660,9 +664,9 @@ class MultiCollector(BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         following: int | None = int(seed)
-        for member in self._fleet.members:
-            self._seeds[member.number] = int(following or 0), static_seed
-            (following,) = self._call_idle("set_seed", following, static_seed, members=[member])
+        for handle in self._workers.handles:
+            self._seeds[handle.number] = int(following or 0), static_seed
+            (following,) = self._call_idle("set_seed", following, static_seed, handles=[handle])
         self._drop_pending()
         return following
 
@@ -672,12 +676,12 @@ class MultiCollector(BaseCollector):
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Start new episodes with the next batch: in all envs, or in those that ``reset_idx`` (a bool each) marks."""
-        count = len(self._crew.members)
+        count = len(self._assignment.members)
         if reset_idx is not None and len(reset_idx) != count:
             raise ValueError(f"reset_idx has {len(reset_idx)} entries for {count} envs")
         chosen = [i for i in range(count) if reset_idx is None or reset_idx[i]]
-        members = [m for m in self._fleet.members if any(i in m.blueprint.members for i in chosen)]
-        for cut in self._call_idle("reset", chosen, members=members, **kwargs):
+        handles = [h for h in self._workers.handles if any(i in h.spec.members for i in chosen)]
+        for cut in self._call_idle("reset", chosen, handles=handles, **kwargs):
             if self._assembler is not None:
                 self._assembler.drop(cut)
 
@@ -688,7 +692,7 @@ class MultiCollector(BaseCollector):
 
     def _state_dict(self) -> dict[str, Any]:
         self._require_open()
-        state: dict[str, Any] = {f"worker{i}": own for i, own in enumerate(self._fleet.call("state_dict"))}
+        state: dict[str, Any] = {f"worker{i}": own for i, own in enumerate(self._workers.call("state_dict"))}
         state["frames"] = self._frames
         state["iter"] = self._iter
         state["policy_version"] = self._policy_version
@@ -702,8 +706,8 @@ class MultiCollector(BaseCollector):
         names = numbered(state_dict, "worker")
         if len(names) != self.num_workers or numbered(state_dict, "node"):
             raise mismatch(who, state_dict, expected)
-        for member, name in zip(self._fleet.members, names, strict=True):
-            self._ask("check_state", state_dict[name], strict, members=[member])
+        for handle, name in zip(self._workers.handles, names, strict=True):
+            self._ask("check_state", state_dict[name], strict, handles=[handle])
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many workers; new episodes start.
@@ -718,13 +722,13 @@ class MultiCollector(BaseCollector):
         self._check_state(state_dict, strict)
         states = [state_dict[name] for name in numbered(state_dict, "worker")]
         load_all_or_nothing(self.policy, state_dict, strict)
-        for member, state in zip(self._fleet.members, states, strict=True):
-            self._call_idle("load_state_dict", state, strict, members=[member])
+        for handle, state in zip(self._workers.handles, states, strict=True):
+            self._call_idle("load_state_dict", state, strict, handles=[handle])
         if self._restarts and "policy" in self._schemes:
-            for member, state in zip(self._fleet.members, states, strict=True):
+            for handle, state in zip(self._workers.handles, states, strict=True):
                 weights, version = copied_policy(state)
                 if weights is not None:  # what its successor is sent must not be older than this
-                    self._schemes["policy"].send(weights, [member.number], version=version)
+                    self._schemes["policy"].send(weights, [handle.number], version=version)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._policy_version = state_dict["policy_version"]
@@ -741,21 +745,21 @@ class MultiCollector(BaseCollector):
             "policy_version": self._policy_version,
             "num_envs": self._num_envs,
             "num_workers": self.num_workers,
-            "layout": str(self._crew.layout),
-            "workers": self._fleet.describe(self._seconds),
+            "layout": str(self._assignment.layout),
+            "workers": self._workers.describe(self._seconds),
         }
 
     @property
     def _num_envs(self) -> int:
-        return len(self._crew.members) * self._description.env_size.numel()
+        return len(self._assignment.members) * self._description.env_size.numel()
 
     def getattr_env(self, name: str) -> Any:
         """An attribute of the first worker's env."""
-        return self._ask("getattr_env", name, members=self._fleet.members[:1])[0]
+        return self._ask("getattr_env", name, handles=self._workers.handles[:1])[0]
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the first worker's policy."""
-        return self._ask("getattr_policy", name, members=self._fleet.members[:1])[0]
+        return self._ask("getattr_policy", name, handles=self._workers.handles[:1])[0]
 
     def getattr_rb(self, name: str) -> Any:
         return getattr(self.replay_buffer, name)
@@ -778,8 +782,8 @@ class MultiCollector(BaseCollector):
         args = list_of_args or [()] * self.num_workers
         kwargs = list_of_kwargs or [{}] * self.num_workers
         return [
-            self._ask("cascade_execute", name, *args[i], members=[member], **kwargs[i])[0]
-            for i, member in enumerate(self._fleet.members)
+            self._ask("cascade_execute", name, *args[i], handles=[handle], **kwargs[i])[0]
+            for i, handle in enumerate(self._workers.handles)
         ]
 
     def policy_plan(self) -> str:
@@ -799,7 +803,7 @@ class MultiCollector(BaseCollector):
         """Profile the first rollouts of worker 0 with torch's profiler; see ``ProfileConfig`` for the arguments."""
         if self._iter:
             raise RuntimeError("enable_profile must be called before the first batch is collected")
-        self._ask("cascade_execute", "enable_profile", members=self._fleet.members[:1], **config)
+        self._ask("cascade_execute", "enable_profile", handles=self._workers.handles[:1], **config)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -811,7 +815,7 @@ class MultiCollector(BaseCollector):
         super().shutdown(timeout, close_env, raise_on_error)
 
     def _close(self, close_env: bool) -> None:
-        self._fleet.shutdown(self._shutdown_timeout)
+        self._workers.shutdown(self._shutdown_timeout)
         # Whoever sends weights meanwhile has seen the workers leave.
         came = self._lock.acquire(timeout=_SECONDS_FOR_SENDERS)
         for scheme in self._schemes.values():
@@ -832,7 +836,7 @@ class MultiCollector(BaseCollector):
             return f"{type(self).__name__}(not started)"
         policy = "policy_factory" if self.policy is None else type(self.policy).__name__
         return (
-            f"{type(self).__name__}({self._crew.layout}, policy={policy}, "
+            f"{type(self).__name__}({self._assignment.layout}, policy={policy}, "
             f"frames_per_batch={self.requested_frames_per_batch}, total_frames={self.total_frames}, "
             f"frames so far={self._frames:,})"
         )

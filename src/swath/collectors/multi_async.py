@@ -15,12 +15,12 @@ from swath.collectors.config import WorkersConfig
 from swath.collectors.multi import WORKER, MultiCollector, random_share
 from swath.collectors.multi_sync import mark_broken
 from swath.errors import NoLength
+from swath.keys import Key
+from swath.remote.blocks import Block, BlockLayout, BlockPool
+from swath.remote.requests import CollectRequest, CollectResult, random_in_rows
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import Key
-from swath.workers.blocks import Block, BlockLayout, BlockPool
-from swath.workers.fleet import Member, has_ended
-from swath.workers.orders import Order, Ready, random_in_rows
+from swath.workers.pool import WorkerHandle, has_ended
 
 #: Orders that a worker has at a time: the one that it follows, and the one that it goes on with.
 _ORDERS_PER_WORKER = 2
@@ -31,7 +31,7 @@ _SECONDS_BETWEEN_QUESTIONS = 0.02
 class _Pending:
     """An order that a worker has not completed."""
 
-    order: Order
+    order: CollectRequest
     block: Block
     #: Frames of each member that will be delivered.
     frames: list[int]
@@ -104,7 +104,7 @@ class MultiAsyncCollector(MultiCollector):
         num_envs = size.numel()
         self._layouts: list[BlockLayout] = []
         for worker in range(self.num_workers):
-            steps = tuple(-(-member.frames // num_envs) for member in self._crew.of_worker(worker))
+            steps = tuple(-(-member.frames // num_envs) for member in self._assignment.of_worker(worker))
             self._layouts.append(BlockLayout(self._description.fields, size, steps))
         self._pools = [BlockPool(layout, worker, self.num_workers) for worker, layout in enumerate(self._layouts)]
         self._pending: list[dict[int, _Pending]] = [{} for _ in self._layouts]
@@ -113,7 +113,7 @@ class MultiAsyncCollector(MultiCollector):
         self._ahead: set[int] = set()
         self._dropped = 0
         #: For what follows on dropped frames: it is another trajectory.
-        self._own_ids = TrajectoryIds(len(self._crew.members), len(self._crew.members) + 1)
+        self._own_ids = TrajectoryIds(len(self._assignment.members), len(self._assignment.members) + 1)
         #: Of an env: the id that its worker gave to the trajectory that it was in, and the one that it has here.
         self._names: dict[int, tuple[int, int]] = {}
         #: The most updates between two deliveries.
@@ -168,13 +168,13 @@ class MultiAsyncCollector(MultiCollector):
                 if stopping and not any(self._pending):
                     return self._nothing()
             if any(self._pending):  # else all that there was is too old, and there are orders to give
-                self._fleet.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
+                self._workers.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
 
     def _stop(self) -> None:
         """Let workers deliver the steps that they have taken."""
         for worker, pending in enumerate(self._pending):
             for number in pending:
-                self._fleet.send(self._fleet.members[worker], "stop", number, wake=True)
+                self._workers.send(self._workers.handles[worker], "stop", number, wake=True)
 
     def _nothing(self) -> TensorDictBase:
         """A batch without frames: an interruptor has stopped the workers, and all that they had was delivered."""
@@ -197,12 +197,12 @@ class MultiAsyncCollector(MultiCollector):
     def _give_orders(self) -> None:
         # In turns, so that at the beginning and at the end all workers have something to do.
         for rank in range(_ORDERS_PER_WORKER):
-            for member in self._fleet.members:
-                if len(self._pending[member.number]) == rank:
+            for handle in self._workers.handles:
+                if len(self._pending[handle.number]) == rank:
                     left = self._frames_to_order
                     if (left is not None and left <= 0) or self._must_hold_back():
                         return
-                    self._give_order(member, left)
+                    self._give_order(handle, left)
 
     def _must_hold_back(self) -> bool:
         """Whether one more batch under way could make another one, or itself, too old."""
@@ -216,8 +216,8 @@ class MultiAsyncCollector(MultiCollector):
         before = sum(len(each.frames) for each in under_way) + waiting
         return self._policy_version - oldest + before * self._updates_per_batch > self._max_lag
 
-    def _give_order(self, member: Member, left: int | None) -> None:
-        worker, layout = member.number, self._layouts[member.number]
+    def _give_order(self, handle: WorkerHandle, left: int | None) -> None:
+        worker, layout = handle.number, self._layouts[handle.number]
         each = layout.envs_per_member
         full = layout.steps[0] * each
         frames = []
@@ -237,33 +237,33 @@ class MultiAsyncCollector(MultiCollector):
         self._pending[worker][order.number] = _Pending(
             order, block, frames, wanted, random_frames, self._policy_version
         )
-        self._send_order(member, block, order)
+        self._send_order(handle, block, order)
 
-    def _send_order(self, member: Member, block: Block, order: Order) -> None:
-        pool = self._pools[member.number]
+    def _send_order(self, handle: WorkerHandle, block: Block, order: CollectRequest) -> None:
+        pool = self._pools[handle.number]
         if pool.gone:
-            self._fleet.send(member, "forget", list(pool.gone))
+            self._workers.send(handle, "forget", list(pool.gone))
             pool.gone.clear()
-        self._fleet.send_block(member, block, pool.layout)
-        self._fleet.send(member, "collect", tuple(order))
+        self._workers.send_block(handle, block, pool.layout)
+        self._workers.send(handle, "collect", tuple(order))
 
-    def _resume(self, member: Member) -> None:
+    def _resume(self, handle: WorkerHandle) -> None:
         """A worker was started again: it goes on with what its predecessor had not completed."""
         self._take_arrived()  # what its predecessor had completed
-        pending = self._pending[member.number]
-        layout = self._layouts[member.number]
+        pending = self._pending[handle.number]
+        layout = self._layouts[handle.number]
         rows = layout.num_envs
         for old in list(pending.values()):
             del pending[old.order.number]
             steps = old.order.steps
-            first = min(self._committed(member, old.order), steps[0] - 1)
+            first = min(self._committed(handle, old.order), steps[0] - 1)
             spent = min(old.order.random_frames, (first - old.order.first_step) * rows)
             if first:
                 leaves = layout.leaves(old.block.memory.bytes_, steps)
                 mark_broken(layout.part(leaves, old.order.members, steps), first - 1)
             order = self._order(old.block, steps, old.order.members, old.order.random_frames - spent, first)
             pending[order.number] = replace(old, order=order)
-            self._send_order(member, old.block, order)
+            self._send_order(handle, old.block, order)
 
     def _give_up_episodes(self) -> None:
         if self._gathered is not None:  # else Ctrl-C came while it waited: what is under way will be delivered later
@@ -277,20 +277,20 @@ class MultiAsyncCollector(MultiCollector):
             pending.clear()
         self._random_frames_left += sum(piece.random_frames for piece in self._pieces)
         self._pieces.clear()
-        self._fleet.arrived.clear()
+        self._workers.arrived.clear()
 
-    def _has_work(self, member: Member) -> bool:
-        return bool(self._pending[member.number]) or any(piece.worker == member.number for piece in self._pieces)
+    def _has_work(self, handle: WorkerHandle) -> bool:
+        return bool(self._pending[handle.number]) or any(piece.worker == handle.number for piece in self._pieces)
 
-    def _discard(self, members: Sequence[Member]) -> None:
+    def _discard(self, handles: Sequence[WorkerHandle]) -> None:
         """Workers have forgotten their orders: their blocks are free, and their random frames are still due."""
-        workers = {member.number for member in members}
+        workers = {handle.number for handle in handles}
         for worker in workers:
             for each in self._pending[worker].values():
                 self._random_frames_left += each.random_frames
                 self._pools[worker].give_back(each.block)
             self._pending[worker].clear()
-        self._fleet.arrived = deque(entry for entry in self._fleet.arrived if entry[0].number not in workers)
+        self._workers.arrived = deque(entry for entry in self._workers.arrived if entry[0].number not in workers)
         self._random_frames_left += sum(piece.random_frames for piece in self._pieces if piece.worker in workers)
         self._pieces = deque(piece for piece in self._pieces if piece.worker not in workers)
 
@@ -298,26 +298,26 @@ class MultiAsyncCollector(MultiCollector):
 
     def _take_arrived(self) -> None:
         """Turn what has arrived into batches, one for each member."""
-        while self._fleet.arrived:
-            member, ready = self._fleet.arrived.popleft()
-            pending = self._pending[member.number].pop(ready.number, None)
+        while self._workers.arrived:
+            handle, ready = self._workers.arrived.popleft()
+            pending = self._pending[handle.number].pop(ready.number, None)
             if pending is None:
                 continue
             if self._assembler is not None:
                 self._assembler.fragments |= set(ready.fragments)
-            self._pieces.extend(self._cut(member.number, pending, ready))
+            self._pieces.extend(self._cut(handle.number, pending, ready))
 
-    def _cut(self, worker: int, pending: _Pending, ready: Ready) -> list[_Piece]:
+    def _cut(self, worker: int, pending: _Pending, ready: CollectResult) -> list[_Piece]:
         layout, order = self._layouts[worker], pending.order
         leaves = self._pools[worker].lend(pending.block, order.steps)
         for key in self._tracked:
-            first_env = self._crew.layout.members[worker].start * layout.envs_per_member
+            first_env = self._assignment.layout.members[worker].start * layout.envs_per_member
             numbers = torch.arange(first_env, first_env + layout.num_envs)
             numbers = torch.full_like(numbers, worker) if key == WORKER else numbers
             leaves[key] = numbers.unsqueeze(1).repeat(1, order.steps[0])
         each = layout.envs_per_member
         pieces = []
-        first = self._crew.layout.members[worker].start * each
+        first = self._assignment.layout.members[worker].start * each
         for index, frames in enumerate(pending.frames):
             env = first + index * each
             lane_steps = ready.steps[0] if len(ready.steps) == 1 else ready.steps[index]
@@ -351,7 +351,7 @@ class MultiAsyncCollector(MultiCollector):
 
     def _salvage(self) -> TensorDictBase | None:
         """After a worker failed: what was complete and not delivered, its own steps too, joined in time."""
-        if not any(member.failure is not None or has_ended(member) for member in self._fleet.members):
+        if not any(handle.failure is not None or has_ended(handle) for handle in self._workers.handles):
             return None  # Ctrl-C: it will be delivered later
         self._take_rest()
         pieces = [self._as_batch(piece.leaves, piece.lead) for piece in self._pieces if piece.lead == self._lead]
@@ -368,20 +368,20 @@ class MultiAsyncCollector(MultiCollector):
     def _take_rest(self) -> None:
         """Before the end: let workers deliver the steps that they have taken, if they do so soon."""
         self._stop()
-        self._fleet.wait_for_rest(self._busy_members)
+        self._workers.wait_for_rest(self._busy_members)
         self._take_arrived()
-        for member in self._fleet.members:
-            if member.failure is not None:
-                _, number, steps = member.failure
-                pending = self._pending[member.number].pop(number, None)
+        for handle in self._workers.handles:
+            if handle.failure is not None:
+                _, number, steps = handle.failure
+                pending = self._pending[handle.number].pop(number, None)
                 if pending is not None and any(steps):
                     done = [each - pending.order.first_step for each in steps]
-                    rest = Ready(number, done, [(0, pending.version)], [])
-                    self._pieces.extend(self._cut(member.number, pending, rest))
+                    rest = CollectResult(number, done, [(0, pending.version)], [])
+                    self._pieces.extend(self._cut(handle.number, pending, rest))
 
-    def _busy_members(self) -> list[Member]:
+    def _busy_members(self) -> list[WorkerHandle]:
         self._take_arrived()
-        return [member for member in self._fleet.members if self._pending[member.number]]
+        return [handle for handle in self._workers.handles if self._pending[handle.number]]
 
     @property
     def _lead(self) -> torch.Size:

@@ -14,11 +14,11 @@ from swath.collectors.config import WorkersConfig
 from swath.collectors.multi import WORKER, MultiCollector
 from swath.collectors.sink import BufferSink
 from swath.errors import NoLength
+from swath.keys import Key
+from swath.remote.blocks import Block, BlockLayout, BlockPool
+from swath.remote.requests import CollectRequest, CollectResult, random_in_lanes, random_in_rows
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import Key
-from swath.workers.blocks import Block, BlockLayout, BlockPool
-from swath.workers.fleet import Member
-from swath.workers.orders import Order, Ready, random_in_lanes, random_in_rows
+from swath.workers.pool import WorkerHandle
 
 MASK: Key = ("collector", "mask")
 _ENV_OF_FRAME: Key = ("_env_of_frame",)
@@ -33,7 +33,7 @@ class _Batch:
     block: Block
     steps: tuple[int, ...]
     #: By worker.
-    orders: dict[int, Order] = field(default_factory=dict)
+    orders: dict[int, CollectRequest] = field(default_factory=dict)
     ready: dict[int, list[int]] = field(default_factory=dict)
     objects: dict[int, Any] = field(default_factory=dict)
 
@@ -75,10 +75,10 @@ class MultiSyncCollector(MultiCollector):
                 raise TypeError(f"{name} is for MultiAsyncCollector: here all of a batch is from the newest weights")
 
     def _set_up(self, total_frames: Any) -> Budget:
-        env_size, count = self._description.env_size, len(self._crew.members)
+        env_size, count = self._description.env_size, len(self._assignment.members)
         num_envs = env_size.numel()
         self._join_in_time = self._which_dimension(env_size)
-        steps = tuple(-(-member.frames // num_envs) for member in self._crew.members)
+        steps = tuple(-(-member.frames // num_envs) for member in self._assignment.members)
         self._has_equal_steps = len(set(steps)) == 1
         if not self._has_equal_steps and not self._join_in_time:
             raise ValueError(
@@ -107,11 +107,11 @@ class MultiSyncCollector(MultiCollector):
 
     @property
     def _mixes_envs(self) -> bool:
-        return self._join_in_time and len(self._crew.members) > 1
+        return self._join_in_time and len(self._assignment.members) > 1
 
     def _parts(self, batch: Any, raw: TensorDictBase) -> Sequence[Any]:
         """Each env's own, where they are stacked."""
-        stacked = self._cat == "stack" and raw.shape[:1] == (len(self._crew.members),)
+        stacked = self._cat == "stack" and raw.shape[:1] == (len(self._assignment.members),)
         if self._assembler is not None or not stacked or getattr(batch, "shape", None) != raw.shape:
             return [batch]
         return list(batch.unbind(0))
@@ -143,7 +143,7 @@ class MultiSyncCollector(MultiCollector):
 
     def _plan(self) -> tuple[tuple[int, ...], int | None]:
         """Steps of each member in the next batch, and how many envs deliver it (None: all)."""
-        count = len(self._crew.members)
+        count = len(self._assignment.members)
         num_steps, num_envs = self._budget.next_batch(self._frames)
         if self._has_equal_steps:
             return (num_steps,) * count, num_envs
@@ -156,78 +156,78 @@ class MultiSyncCollector(MultiCollector):
     def _give_orders(self, batch: _Batch, num_envs: int | None) -> None:
         each = self._layout.envs_per_member
         rows = self._layout.num_envs if num_envs is None or not self._has_equal_steps else num_envs
-        for member in self._fleet.members:
-            members = member.blueprint.members
+        for handle in self._workers.handles:
+            members = handle.spec.members
             own_rows = range(members.start * each, members.stop * each)
             if own_rows.start >= rows or not batch.steps[members.start]:
                 continue  # a last batch of a few frames needs only the first envs
             own_random = random_in_rows(self._random_frames_left, own_rows, self._layout.num_envs)
             own_random = min(own_random, batch.steps[members.start] * len(own_rows))
-            batch.orders[member.number] = self._order(batch.block, batch.steps, members, own_random)
-            self._send_order(member, batch)
+            batch.orders[handle.number] = self._order(batch.block, batch.steps, members, own_random)
+            self._send_order(handle, batch)
 
-    def _send_order(self, member: Member, batch: _Batch) -> None:
+    def _send_order(self, handle: WorkerHandle, batch: _Batch) -> None:
         if self._pool.gone:
-            for each in self._fleet.members:
-                self._fleet.send(each, "forget", list(self._pool.gone))
+            for each in self._workers.handles:
+                self._workers.send(each, "forget", list(self._pool.gone))
             self._pool.gone.clear()
-        self._fleet.send_block(member, batch.block, self._layout)
-        self._fleet.send(member, "collect", tuple(batch.orders[member.number]))
+        self._workers.send_block(handle, batch.block, self._layout)
+        self._workers.send(handle, "collect", tuple(batch.orders[handle.number]))
 
     def _await(self, batch: _Batch) -> None:
-        fleet = self._fleet
-        enough = max(1, int(len(self._crew.members) * self._threshold)) if self._threshold < 1 else None
+        workers = self._workers
+        enough = max(1, int(len(self._assignment.members) * self._threshold)) if self._threshold < 1 else None
         asks = None if self._interruptor is None else self._interruptor.collection_stopped
         told_to_stop = False
         while missing := batch.missing:
-            fleet.wait([fleet.members[i] for i in missing], _SECONDS_BETWEEN_QUESTIONS if asks else None)
+            workers.wait([workers.handles[i] for i in missing], _SECONDS_BETWEEN_QUESTIONS if asks else None)
             asked_to_stop = not told_to_stop and asks is not None and asks()
             with self._lock:  # another thread may start a worker again, and give it back its order
                 self._sort_in_arrived(batch)
-                finished = sum(len(self._crew.layout.members[worker]) for worker in batch.ready)
+                finished = sum(len(self._assignment.layout.members[worker]) for worker in batch.ready)
                 if not told_to_stop and (asked_to_stop or (enough and finished >= enough)):
                     told_to_stop = True
                     self._stop(batch)
 
     def _stop(self, batch: _Batch) -> None:
         for worker in batch.missing:
-            self._fleet.send(self._fleet.members[worker], "stop", batch.orders[worker].number, wake=True)
+            self._workers.send(self._workers.handles[worker], "stop", batch.orders[worker].number, wake=True)
 
     def _sort_in_arrived(self, batch: _Batch) -> None:
-        while self._fleet.arrived:
-            self._sort_in(batch, *self._fleet.arrived.popleft())
+        while self._workers.arrived:
+            self._sort_in(batch, *self._workers.arrived.popleft())
 
-    def _sort_in(self, batch: _Batch, member: Member, ready: Ready) -> None:
-        order = batch.orders.get(member.number)
+    def _sort_in(self, batch: _Batch, handle: WorkerHandle, ready: CollectResult) -> None:
+        order = batch.orders.get(handle.number)
         if order is None or order.number != ready.number:
             return
         steps = [done + order.first_step for done in ready.steps]
-        batch.ready[member.number] = steps
+        batch.ready[handle.number] = steps
         batch.objects.update(ready.objects)
-        own_rows = len(member.blueprint.members) * self._layout.envs_per_member
+        own_rows = len(handle.spec.members) * self._layout.envs_per_member
         self._random_frames_left -= random_in_lanes(order.random_frames, ready.steps, own_rows)
         if self._assembler is not None:
             self._assembler.fragments |= set(ready.fragments)
 
     def _abandon(self) -> None:
         batch, self._batch = self._batch, None
-        self._fleet.arrived.clear()
+        self._workers.arrived.clear()
         if batch is not None:
             self._pool.forget(batch.block)
 
-    def _discard(self, members: Sequence[Member]) -> None:
-        self._fleet.arrived.clear()
+    def _discard(self, handles: Sequence[WorkerHandle]) -> None:
+        self._workers.arrived.clear()
 
-    def _resume(self, member: Member) -> None:
+    def _resume(self, handle: WorkerHandle) -> None:
         batch = self._batch
         if batch is not None:
             self._sort_in_arrived(batch)  # its predecessor may have completed it
-        if batch is None or member.number not in batch.orders or member.number in batch.ready:
+        if batch is None or handle.number not in batch.orders or handle.number in batch.ready:
             return
-        old = batch.orders[member.number]
-        own = member.blueprint.members
+        old = batch.orders[handle.number]
+        own = handle.spec.members
         length = batch.steps[own.start]
-        kept = min(self._committed(member, old), length - 1)
+        kept = min(self._committed(handle, old), length - 1)
         own_rows = len(own) * self._layout.envs_per_member
         spent = min(old.random_frames, (kept - old.first_step) * own_rows)
         self._random_frames_left -= spent
@@ -235,8 +235,8 @@ class MultiSyncCollector(MultiCollector):
             leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
             mark_broken(self._layout.part(leaves, own, batch.steps), kept - 1)
         order = self._order(batch.block, batch.steps, own, old.random_frames - spent, first_step=kept)
-        batch.orders[member.number] = order
-        self._send_order(member, batch)
+        batch.orders[handle.number] = order
+        self._send_order(handle, batch)
 
     # -- delivering ------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class MultiSyncCollector(MultiCollector):
         return self._as_batch(leaves, self._lead) if num_envs is None else self._few_envs(leaves, num_envs)
 
     def _members_of(self, worker: int) -> range:
-        return self._crew.layout.members[worker]
+        return self._assignment.layout.members[worker]
 
     def _common(self, batch: _Batch, leaves: dict[Key, torch.Tensor], steps: Sequence[int]) -> TensorDictBase:
         """The steps that all members have. Who has more was ahead: its episodes end with what is delivered."""
@@ -270,7 +270,7 @@ class MultiSyncCollector(MultiCollector):
         for worker in batch.orders:
             members = self._members_of(worker)
             if max(steps[member] for member in members) > common:
-                self._fleet.send(self._fleet.members[worker], "void", True, wake=True)
+                self._workers.send(self._workers.handles[worker], "void", True, wake=True)
                 if common:
                     mark_broken(self._layout.part(leaves, members, batch.steps), common - 1)
         return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
@@ -288,15 +288,15 @@ class MultiSyncCollector(MultiCollector):
         self._sink.put_mixed(batch.reshape(-1)[there], numbers.reshape(-1).cpu()[there].numpy())
 
     def _steps_of_members(self, batch: _Batch) -> list[int]:
-        steps = [0] * len(self._crew.members)
+        steps = [0] * len(self._assignment.members)
         for worker, per_lane in batch.ready.items():
-            for index, member in enumerate(self._crew.layout.members[worker]):
+            for index, member in enumerate(self._assignment.layout.members[worker]):
                 steps[member] = per_lane[0] if len(per_lane) == 1 else per_lane[index]
         return steps
 
     @property
     def _lead(self) -> tuple[int, ...]:
-        size, count = self._layout.env_size, len(self._crew.members)
+        size, count = self._layout.env_size, len(self._assignment.members)
         if self._join_in_time:
             return tuple(size)
         return (count, *size) if self._cat == "stack" else (count * size[0], *size[1:])
@@ -307,7 +307,9 @@ class MultiSyncCollector(MultiCollector):
         members = torch.arange(len(steps))
         numbers = members.unsqueeze(1) * each + torch.arange(each)  # [members, envs of each]
         if key == WORKER:
-            numbers = torch.tensor([self._crew.layout.worker_of(member) for member in range(len(steps))]).unsqueeze(1)
+            numbers = torch.tensor(
+                [self._assignment.layout.worker_of(member) for member in range(len(steps))]
+            ).unsqueeze(1)
         numbers = numbers.expand(-1, each)
         if self._join_in_time:
             return numbers.repeat_interleave(torch.tensor(steps), 0).T.contiguous()
@@ -346,17 +348,17 @@ class MultiSyncCollector(MultiCollector):
         batch, self._batch = self._batch, None
         if batch is None or self._join_in_time:
             return None
-        members = self._fleet.members
+        members = self._workers.handles
         self._stop(batch)
 
-        def busy() -> list[Member]:
+        def busy() -> list[WorkerHandle]:
             self._sort_in_arrived(batch)
             return [members[worker] for worker in batch.missing]
 
-        self._fleet.wait_for_rest(busy)
-        for member in busy():
-            if member.failure is not None and member.failure[1] == batch.orders[member.number].number:
-                batch.ready[member.number] = member.failure[2]
+        self._workers.wait_for_rest(busy)
+        for handle in busy():
+            if handle.failure is not None and handle.failure[1] == batch.orders[handle.number].number:
+                batch.ready[handle.number] = handle.failure[2]
         common = min(self._steps_of_members(batch))
         if not common:
             return None

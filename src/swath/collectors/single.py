@@ -26,18 +26,19 @@ from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
 from swath.collectors.saved import SavedParts
 from swath.collectors.threads import limited_threads, threads_left
-from swath.collectors.trajectories import TrajFormat
+from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import make_env
 from swath.envs.paths import parts_of, resolve_path
 from swath.errors import CollectorClosed, EnvClosed
+from swath.keys import Key, leaves_of
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.control import Control
 from swath.rollout.delivery import Stamps, batch_fields
 from swath.rollout.exploration import exploring
-from swath.rollout.layout import CPU, Field, Key, leaves_of
+from swath.rollout.layout import CPU, Field
 from swath.rollout.loop import Rollout, first_observations
-from swath.rollout.mail import Mail
 from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.updaters import adopt_updater
@@ -136,7 +137,7 @@ class Collector(BaseCollector):
         sync: bool | None = None,
         worker_idx: int | None = None,
         traj_pool: TrajectoryIds | None = None,
-        mail: Mail | None = None,
+        control: Control | None = None,
     ) -> None:
         if "_made_env" in self.__dict__:  # backend="direct": it was made by __new__
             return
@@ -172,7 +173,7 @@ class Collector(BaseCollector):
         self.return_same_td = config.return_same_td
         self.worker_idx = config.worker_idx
         self._traj_ids = TrajectoryIds() if config.traj_pool is None else config.traj_pool
-        self._mail = config.mail
+        self._control = config.control
         max_steps = config.max_frames_per_traj
         if max_steps is not None and env.limit_episodes(max_steps):
             max_steps = None
@@ -264,14 +265,14 @@ class Collector(BaseCollector):
             max_frames_per_traj=max_frames_per_traj,
             device=devices.storing,
             action_specs=random_specs(self.policy),
-            mail=self._mail,
+            control=self._control,
         )
         rollout.start_from(first_row)
         return rollout
 
     def _work(self) -> Any:
         work = super()._work()
-        work.mail = self._rollout.mail
+        work.control = self._rollout.control
         return work
 
     # -- collecting ------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class Collector(BaseCollector):
     def _collect_batch(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
-        with self._rollout.mail.collecting(), self._in_force():
+        with self._rollout.control.collecting(), self._in_force():
             self._has_begun = True
             return self._rollout.collect(
                 num_steps,
@@ -445,9 +446,9 @@ class Collector(BaseCollector):
                 WeightStrategy().apply_weights(part, weights)
             self.env_was_changed()
             self._policy_version += 1
-            self._rollout.mail.policy_version = self._policy_version
+            self._rollout.control.policy_version = self._policy_version
 
-        self._rollout.mail.run(apply)
+        self._rollout.control.run(apply)
 
     def env_was_changed(self) -> None:
         """Before the first batch: what was observed when this collector was made is not what the env gives now."""
@@ -465,9 +466,9 @@ class Collector(BaseCollector):
             if weights is not None:
                 apply_weights(self.policy, weights)
             self._policy_version += 1
-            self._rollout.mail.policy_version = self._policy_version
+            self._rollout.control.policy_version = self._policy_version
 
-        self._rollout.mail.run(apply)
+        self._rollout.control.run(apply)
 
     @property
     def policy_version(self) -> int:

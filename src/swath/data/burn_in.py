@@ -11,7 +11,7 @@ from tensordict import NestedKey, TensorDictBase, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 
 from swath.data.sequences import BatchTransform, refuse_number
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
 
 
 class BurnInTransform(BatchTransform):

@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from swath.workers.memory import show_bytes
+from swath.process.memory import show_bytes
 
 #: More than any text that swath writes to a folder.
 _LONGEST_TEXT = 64 * 2**20

@@ -22,8 +22,9 @@ from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.disk import disk_full, is_full, reserve, show_bytes
 from swath.errors import OutOfSharedMemory
-from swath.rollout.layout import Field, Key
-from swath.workers.memory import free_bytes, map_descriptor, new_descriptor
+from swath.keys import Key
+from swath.process.memory import free_bytes, map_descriptor, new_descriptor
+from swath.rollout.layout import Field
 
 _ALIGNMENT = 64
 #: A petabyte of them is an error or a trap.

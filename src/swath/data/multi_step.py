@@ -22,8 +22,8 @@ from swath.data.sequences import (
     without_last_ones,
 )
 from swath.data.storages import mark_frames
+from swath.keys import Key, as_key, leaves_of, show
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import Key, as_key, leaves_of, show
 from swath.states import mismatch
 
 #: What a batch has afterwards, besides the original rewards.

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from swath.collectors.distributed.payload import Bytes, pack_tensordict, unpack_tensordict
+from swath.data.payload import Bytes, pack_tensordict, unpack_tensordict
 from swath.data.replay_buffer import ReplayBuffer
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
-from swath.workers import pickling
-from swath.workers.channel import Packed, pack, unpack
+from swath.process import pickling
+from swath.process.channel import Packed, pack, unpack
 
 _WRITE, _SAMPLE = "write", "sample"
 #: How long a call of ``sample(wait=True)`` stays with the actor before it is asked whether the collector still runs.

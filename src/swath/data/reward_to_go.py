@@ -21,7 +21,7 @@ from swath.data.sequences import (
     time_last,
     without_last_ones,
 )
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
 
 
 class Reward2GoTransform(BatchTransform):

@@ -28,7 +28,7 @@ from swath.data.held_frames import Held, as_data, from_data
 from swath.data.memory import FrameLayout
 from swath.data.storages import ListStorage, Storage, TensorStorage
 from swath.data.tracks import Window
-from swath.rollout.layout import Key
+from swath.keys import Key
 
 _CURRENT = "CURRENT"
 _DATA = "data-"

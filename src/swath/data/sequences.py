@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
+from swath.keys import Key, as_key, show
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import Key, as_key, show
 
 MASK: Key = ("collector", "mask")
 

@@ -10,8 +10,8 @@ import torch
 from swath.data.multi_step import NONTERMINAL, STEPS
 from swath.data.samplers import Sampler
 from swath.data.tracks import Window
+from swath.keys import Key, as_key, show
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import Key, as_key, show
 
 _FIRST_ROOM = 1024
 

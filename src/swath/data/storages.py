@@ -21,8 +21,9 @@ from swath import platforms
 from swath.copying import NotCopied
 from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Sizes
 from swath.data.tracks import NUM_COUNTERS, Tracks
+from swath.keys import Key, as_key, nested, show
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import CPU, Field, Key, as_key, nested, show
+from swath.rollout.layout import CPU, Field
 
 #: Frames ``[rows, steps, *shape]`` by key.
 Rows = Mapping[Key, torch.Tensor]

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.data.storages import Storage
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
 
 _REDUCTIONS = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin, "median": torch.median}
 

@@ -15,17 +15,6 @@ from swath.envs.parallel import ParallelEnv
 from swath.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.envs.serial import SerialEnv
-from swath.envs.specs import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    Spec,
-    Unbounded,
-)
 from swath.envs.step import step_mdp
 from swath.envs.transforms import (
     ActionDiscretizer,
@@ -69,6 +58,7 @@ from swath.envs.transforms import (
     VecNormV2,
 )
 from swath.envs.vector import VectorEnv
+from swath.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Spec, Unbounded
 
 if TYPE_CHECKING:
     from swath.data import BurnInTransform, MultiStepTransform, Reward2GoTransform

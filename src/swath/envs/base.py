@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
 from swath.envs.step import complete_flags, hold_others, next_root, stack_steps
 from swath.errors import EnvClosed, EnvDataError
-from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
+from swath.keys import Key, as_key, show
+from swath.rollout.layout import CPU, Field, Layout
+from swath.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
 from swath.states import check_by_loading, require_empty
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class EnvBase:
     shows_first_rows = True
     #: Memory by key, ``[num_envs, *shape]``, in which somebody else wants to find that.
     first_rows_told: Mapping[Key, Any] = {}
+    #: Whether a step is given the row that it starts from; Gymnasium's envs know where they are.
+    reads_roots = True
     #: Whether nothing else that a policy writes reaches it.
     is_given_actions_only = False
     #: Whether some of its steps are none (``envs/vector.py``).
@@ -84,7 +87,7 @@ class EnvBase:
         self.batch_size = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
         self.device = None if device is None else torch.device(device)
         self.is_closed = False
-        self._full_specs = {
+        self.full_specs = {
             "observation": Composite(shape=self.batch_size, device=self.device),
             "action": Composite(shape=self.batch_size, device=self.device),
             "state": Composite(shape=self.batch_size, device=self.device),
@@ -136,7 +139,7 @@ class EnvBase:
         return Categorical(2, (*self.batch_size, 1), torch.bool, self.device)
 
     def _get_spec(self, kind: str) -> Any:
-        full = self._full_specs[kind]
+        full = self.full_specs[kind]
         leaves = full.keys(True, True)
         return full[leaves[0]] if len(leaves) == 1 else full
 
@@ -150,26 +153,26 @@ class EnvBase:
                     f"start with the env's batch size {tuple(self.batch_size)}"
                 )
         spec.shape = self.batch_size
-        self._full_specs[kind] = spec
+        self.full_specs[kind] = spec
 
     observation_spec = property(
-        lambda self: self._full_specs["observation"], lambda self, spec: self._set_spec("observation", spec)
+        lambda self: self.full_specs["observation"], lambda self, spec: self._set_spec("observation", spec)
     )
     action_spec = property(lambda self: self._get_spec("action"), lambda self, spec: self._set_spec("action", spec))
     reward_spec = property(lambda self: self._get_spec("reward"), lambda self, spec: self._set_spec("reward", spec))
-    state_spec = property(lambda self: self._full_specs["state"], lambda self, spec: self._set_spec("state", spec))
+    state_spec = property(lambda self: self.full_specs["state"], lambda self, spec: self._set_spec("state", spec))
     full_observation_spec = observation_spec
     full_state_spec = state_spec
     full_action_spec = property(
-        lambda self: self._full_specs["action"], lambda self, spec: self._set_spec("action", spec)
+        lambda self: self.full_specs["action"], lambda self, spec: self._set_spec("action", spec)
     )
     full_reward_spec = property(
-        lambda self: self._full_specs["reward"], lambda self, spec: self._set_spec("reward", spec)
+        lambda self: self.full_specs["reward"], lambda self, spec: self._set_spec("reward", spec)
     )
 
     @property
     def done_spec(self) -> Any:
-        return self._full_specs["done"]
+        return self.full_specs["done"]
 
     @done_spec.setter
     def done_spec(self, spec: Any) -> None:
@@ -223,7 +226,7 @@ class EnvBase:
     # -- key lists -----------------------------------------------------------------------------------------------
 
     def _leaves(self, kind: str) -> list[NestedKey]:
-        return self._full_specs[kind].keys(True, True)
+        return self.full_specs[kind].keys(True, True)
 
     observation_keys = property(lambda self: self._leaves("observation"))
     action_keys = property(lambda self: self._leaves("action"))
@@ -250,7 +253,7 @@ class EnvBase:
 
         def fields(kind: str) -> tuple[Field, ...]:
             lead = len(self.batch_size)
-            leaves: list[tuple[NestedKey, Spec]] = self._full_specs[kind].items(True, True)
+            leaves: list[tuple[NestedKey, Spec]] = self.full_specs[kind].items(True, True)
             return tuple(
                 Field(as_key(key), leaf.shape[lead:], leaf.dtype, leaf.device or self.device or CPU)
                 for key, leaf in leaves
@@ -363,9 +366,9 @@ class EnvBase:
         fake = TensorDict({}, batch_size=self.batch_size, device=self.device)
         outcome = fake.clone()
         for kind in ("observation", "state", "action", "done"):
-            fake.update(self._full_specs[kind].zero())
+            fake.update(self.full_specs[kind].zero())
         for kind in ("observation", "state", "reward", "done"):
-            outcome.update(self._full_specs[kind].zero())
+            outcome.update(self.full_specs[kind].zero())
         return fake.set("next", outcome)
 
     def rollout(
@@ -458,7 +461,7 @@ class EnvBase:
     def to(self, device: torch.device | str) -> Self:
         """Move this env's specs and outputs."""
         self.device = torch.device(device)
-        self._full_specs = {kind: spec.to(self.device) for kind, spec in self._full_specs.items()}
+        self.full_specs = {kind: spec.to(self.device) for kind, spec in self.full_specs.items()}
         return self
 
     def state_dict(self) -> dict[str, Any]:
@@ -490,7 +493,7 @@ class EnvBase:
 
     def _check(self, data: TensorDictBase, kinds: Sequence[str], where: str) -> None:
         for kind in kinds:
-            for key, spec in self._full_specs[kind].items(True, True):
+            for key, spec in self.full_specs[kind].items(True, True):
                 value = data.get(key, None)
                 problem = None
                 if value is None:

@@ -14,10 +14,10 @@ import torch
 from swath.envs.gym_spaces import RESERVED_KEYS, torch_dtype
 from swath.envs.known import import_extra
 from swath.envs.rows import RowEnv
-from swath.envs.specs import Bounded, Categorical, Composite, OneHot, Spec, Unbounded
 from swath.errors import EnvDataError, EnvError
-from swath.rollout.layout import Key, show
+from swath.keys import Key, show
 from swath.rollout.strip import Strip
+from swath.specs import Bounded, Categorical, Composite, OneHot, Spec, Unbounded
 
 
 @dataclass(frozen=True)

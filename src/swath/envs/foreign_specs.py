@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from swath.envs.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Spec, Unbounded
+from swath.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Spec, Unbounded
 
 
 def as_own_spec(spec: Any, who: str) -> Spec:

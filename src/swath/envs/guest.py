@@ -16,12 +16,13 @@ from tensordict import TensorDictBase
 
 from swath.envs.base import EnvBase
 from swath.envs.known import import_extra
-from swath.envs.specs import Categorical, Composite, OneHot, Spec, Unbounded
 from swath.errors import EnvDataError, EnvError
+from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import CPU, Field, Key, Layout, as_key, show
+from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.strip import Column, Strip
 from swath.rollout.structure import Objects, Structure
+from swath.specs import Categorical, Composite, OneHot, Spec, Unbounded
 
 #: The methods and properties that make a guest of an env's class.
 PROTOCOL = (
@@ -155,7 +156,7 @@ class GuestEnv(EnvBase):
             sizes = [(field, (*self.batch_size, *field.shape)) for field in fields]
             return composite((field.key, Unbounded(size, field.dtype, field.device)) for field, size in sizes)
 
-        self._full_specs = {
+        self.full_specs = {
             "observation": any_value(keys.carried),
             "state": composite(()),
             "action": composite(

@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 from swath.envs.gym_rows import GymRowEnv, describe
 from swath.envs.known import import_extra, wrapper_of
-from swath.envs.specs import Spec
 from swath.errors import EnvError
+from swath.specs import Spec
 
 
 class _FrameSkip(gymnasium.Wrapper):

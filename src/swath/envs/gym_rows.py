@@ -23,15 +23,17 @@ from swath.envs.gym_spaces import (
     torch_dtype,
 )
 from swath.envs.rows import RowEnv
-from swath.envs.specs import Composite, Spec, Unbounded
 from swath.errors import EnvDataError, add_note
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
 from swath.rollout.strip import Strip
+from swath.specs import Composite, Spec, Unbounded
 from swath.states import count, mismatch
 
 
 class GymRowEnv(RowEnv):
     """One or several ``gymnasium.Env`` of the same spaces as one env; ``GymEnv`` and ``SerialEnv`` are made of it."""
+
+    reads_roots = False
 
     def __init__(
         self,

@@ -15,18 +15,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from swath.envs.specs import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    Spec,
-    Unbounded,
-)
-from swath.rollout.layout import Key
+from swath.keys import Key
+from swath.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Spec, Unbounded
 
 TORCH_DTYPES: dict[Any, torch.dtype] = {
     np.dtype(name): getattr(torch, name)

@@ -32,7 +32,7 @@ class Hoisted:
         """An env on the rows of all; None where they differ, or a transform is not known to treat each row alike."""
         if not _may_be_hoisted(children):
             return None
-        parts = [part for child in children for part in (child._full_specs, *child.transform)]
+        parts = [part for child in children for part in (child.full_specs, *child.transform)]
         # The same again while it can be: its stages remember where episodes are.
         if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
             self._env, self._parts = _hoist(children), parts
@@ -47,7 +47,7 @@ def _hoist(children: Sequence[Any]) -> TransformedEnv | None:
         env = _OnRowsOfAll(_SideBySide([child.base_env for child in children]), Compose(*joined))
     except (EnvError, IndexError, KeyError, RuntimeError, TypeError, ValueError):  # dimensions counted from the front
         return None
-    env.made_of = [(child, child._full_specs) for child in children]
+    env.made_of = [(child, child.full_specs) for child in children]
     mine, theirs = env.row_layout(), children[0].row_layout()
     same = all(getattr(mine, name) == getattr(theirs, name) for name in ("carried", "outputs", "outcomes"))
     return env if same else None
@@ -88,7 +88,7 @@ class _OnRowsOfAll(TransformedEnv):
         """They are copies, and in no other."""
 
     def _is_current(self, pipeline: Any) -> bool:
-        return super()._is_current(pipeline) and all(child._full_specs is specs for child, specs in self.made_of)
+        return super()._is_current(pipeline) and all(child.full_specs is specs for child, specs in self.made_of)
 
 
 class _SideBySide(GymRowEnv):

@@ -14,7 +14,7 @@ from swath.envs.gym_rows import GymRowEnv, GymStepper
 from swath.envs.gym_spaces import ObservationLeaf
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
 from swath.errors import EnvDataError
-from swath.rollout.layout import show
+from swath.keys import show
 from swath.rollout.strip import Strip
 
 

@@ -18,13 +18,13 @@ from swath.envs.guest import is_guest
 from swath.envs.lowering import changes_actions, counted_in, lowered
 from swath.envs.lowering_watch import Watch
 from swath.envs.recognising import NotLowered
-from swath.workers.channel import pack
-from swath.workers.env_worker import EnvHost
-from swath.workers.memory import map_of_process
-from swath.workers.orders import EnvDescription
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore
-from swath.workers.signals import Watch as Lookout
-from swath.workers.stage import RESET, StagePlan
+from swath.process.channel import pack
+from swath.process.memory import map_of_process
+from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore
+from swath.process.semaphores import Watch as Lookout
+from swath.stepping.env_worker import EnvHost
+from swath.stepping.shared_steps import RESET, SharedStepsPlan
+from swath.stepping.spec import EnvDescription
 
 #: Under which the env in a process has its host.
 NAME = "swath_host"
@@ -151,7 +151,7 @@ class LoweredHost(EnvHost):
         return LoweredDescription(
             env_size=env.batch_size,
             device=env.device,
-            specs=env._full_specs,
+            specs=env.full_specs,
             layout=env.row_layout(),
             env=repr(env),
             resets_single_envs=True,
@@ -160,9 +160,9 @@ class LoweredHost(EnvHost):
             changes_actions=changes_actions(whole),
         )
 
-    def open_stage(self, pid: int, descriptor: int, num_bytes: int, plan: StagePlan) -> None:
+    def open_stage(self, pid: int, descriptor: int, num_bytes: int, plan: SharedStepsPlan) -> None:
         memory = map_of_process(pid, descriptor, num_bytes)
-        self.set_stage(memory, plan, Semaphore(memory[:SEMAPHORE_BYTES]))
+        self.set_shared_steps(memory, plan, Semaphore(memory[:SEMAPHORE_BYTES]))
         if not self._was_bound:
             self._was_bound = True
             self._look_again()

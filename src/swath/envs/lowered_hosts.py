@@ -16,13 +16,13 @@ import swath
 from swath.envs.lowered_host import CHANGED, NAME, Control, ControlPlan, Installer, LoweredDescription
 from swath.envs.recognising import NotLowered
 from swath.errors import EnvError, WorkerDied, WorkerHangs
+from swath.process.channel import unpack
 from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.memory import SharedMemory
+from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 from swath.process.supervise import how_it_ended
-from swath.workers.channel import unpack
-from swath.workers.env_hosts import NewStage
-from swath.workers.memory import SharedMemory
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
-from swath.workers.stage import StagePlan
+from swath.stepping.env_hosts import NewSharedSteps
+from swath.stepping.shared_steps import SharedStepsPlan
 
 #: What may be in a process; the rest is found out there.
 _KINDS = ("GymEnv", "GymWrapper", "TransformedEnv")
@@ -257,7 +257,7 @@ class TheirHosts:
 
     # -- as any hosts ----------------------------------------------------------------------------------------------
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
+    def set_shared_steps(self, plans: Sequence[SharedStepsPlan], num_bytes: int) -> NewSharedSteps:
         memory = SharedMemory(num_bytes)
         ready = Semaphore(memory.bytes_[:SEMAPHORE_BYTES], initial=0)
         with self.lock:

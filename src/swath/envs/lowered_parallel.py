@@ -23,11 +23,12 @@ from swath.envs.parallel import ParallelStepper
 from swath.envs.recognising import NotLowered
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvError
-from swath.rollout.layout import Key, Layout
+from swath.keys import Key
+from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
-from swath.workers.env_crew import EnvCrew
+from swath.stepping.env_crew import EnvCrew
+from swath.stepping.shared_steps import FAILED, RESET, STEP
 from swath.workers.layout import WorkerLayout
-from swath.workers.stage import FAILED, RESET, STEP
 
 #: What is read of a ParallelEnv. Whoever asks one for a name that it does not have starts it.
 _READ = ("_owns_workers", "_use_buffers", "share_individual_td", "is_closed", "num_workers")
@@ -89,7 +90,7 @@ class LoweredParallelEnv(RowEnv):
         self._plans = [each.plan for each in descriptions]
         super().__init__(batch_size=(hosts.num_workers,), device=about.device)
         for kind, spec in about.specs.items():
-            self._full_specs[kind] = spec.expand((hosts.num_workers, *spec.shape))
+            self.full_specs[kind] = spec.expand((hosts.num_workers, *spec.shape))
         #: Where another one of these has left the envs.
         self._left_at = hosts.last_row
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
-from swath.envs.specs import Spec, Unbounded
 from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
@@ -43,7 +42,8 @@ from swath.envs.transforms.values import (
 )
 from swath.envs.transforms.vec_norm import VecNorm
 from swath.envs.transforms.vec_norm_v2 import VecNormV2
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.specs import Spec, Unbounded
 
 
 def lower_transforms(transform: Any) -> Compose:

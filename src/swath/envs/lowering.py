@@ -20,7 +20,6 @@ from swath.envs.lowered_transforms import lower_transforms
 from swath.envs.lowering_watch import Watch
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
 from swath.envs.serial import SerialRowEnv
-from swath.envs.specs import OneHot
 from swath.envs.transforms.base import Compose, Transform
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.driving import (
@@ -32,9 +31,11 @@ from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv, TransformedStep
 from swath.envs.transforms.frames import History, TimeMaxPool
 from swath.envs.transforms.images import GrayScale, ToTensorImage
 from swath.envs.transforms.normalizing import Normalizing
+from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, Key, as_key, show
+from swath.rollout.layout import Field
 from swath.rollout.strip import Strip
+from swath.specs import OneHot
 
 
 def lowered(guest: Any) -> tuple[TransformedEnv, Watch]:

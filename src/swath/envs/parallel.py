@@ -13,18 +13,20 @@ import torch
 
 from swath import platforms
 from swath.copying import NotCopied
-from swath.envs.making import resolve_factories
+from swath.envs.making import make_env, resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
+from swath.envs.serial import side_by_side
 from swath.errors import EnvClosed, EnvError
+from swath.keys import show
 from swath.process.start import check_start_method
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Layout, show
+from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
 from swath.states import count, mismatch, numbered
-from swath.workers.env_crew import EnvCrew, Group
-from swath.workers.env_hosts import ProcessHosts
+from swath.stepping.env_crew import EnvCrew, Group
+from swath.stepping.env_hosts import ProcessHosts
+from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET, SharedSteps
 from swath.workers.layout import WorkerLayout, available_cores
-from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET, Stage
 
 #: Arguments of the reference whose only sensible value here is what always happens.
 _MEANINGLESS = (
@@ -55,7 +57,7 @@ class CrewEnv(NotCopied, RowEnv):
         super().__init__(batch_size=(num_envs, *about.env_size), device=device if device is not None else about.device)
         for kind, spec in about.specs.items():
             spec = spec.expand((num_envs, *spec.shape))
-            self._full_specs[kind] = spec if self.device is None else spec.to(self.device)
+            self.full_specs[kind] = spec if self.device is None else spec.to(self.device)
 
     is_given_actions_only = True
 
@@ -234,6 +236,8 @@ class ParallelEnv(CrewEnv):
             factories,
             kwargs,
             WorkerLayout.spread(num_envs, processes),
+            make_env=make_env,
+            join=side_by_side,
             method=check_start_method(mp_start_method),
             step_timeout_s=step_timeout_s,
             num_threads=num_sub_threads,
@@ -244,7 +248,7 @@ class ParallelEnv(CrewEnv):
 class _Part:
     """One group's envs in the rows of a strip: what is copied where."""
 
-    def __init__(self, strip: Strip, stage: Stage, group: Group) -> None:
+    def __init__(self, strip: Strip, stage: SharedSteps, group: Group) -> None:
         layout = replace(stage.plan.layout, batch_size=torch.Size([len(group.rows)]))
         own = self.own = stage.strip.part(group.local, layout)
         self.group = group.number

@@ -27,10 +27,10 @@ from swath.envs.gym_spaces import (
 )
 from swath.envs.known import import_extra
 from swath.envs.rows import RowEnv
-from swath.envs.specs import Categorical, Composite, OneHot, Unbounded, masked_rand
 from swath.errors import EnvDataError, EnvError
-from swath.rollout.layout import show
+from swath.keys import show
 from swath.rollout.strip import Strip
+from swath.specs import Categorical, Composite, OneHot, Unbounded, masked_rand
 
 _FLAGS = ("done", "terminated", "truncated")
 _ACTION_MASK = ("action_mask",)

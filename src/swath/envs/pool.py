@@ -12,16 +12,17 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from swath import platforms
-from swath.envs.making import resolve_factories
+from swath.envs.making import make_env, resolve_factories
 from swath.envs.parallel import CrewEnv
+from swath.envs.serial import side_by_side
 from swath.envs.step import complete_flags
 from swath.errors import EnvBusy, NothingSent
+from swath.keys import as_key, nested, show
 from swath.process.start import check_start_method
-from swath.rollout.layout import as_key, nested, show
 from swath.rollout.structure import maybe_dense_stack
-from swath.workers.env_crew import EnvCrew
+from swath.stepping.env_crew import EnvCrew
+from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET
 from swath.workers.layout import WorkerLayout, available_cores
-from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET
 
 _STACKS = ("dense", "maybe_dense", "lazy")
 _NAMES = {RESET: "async_reset", STEP: "async_step", STEP_AND_RESET: "async_step_and_maybe_reset"}
@@ -105,6 +106,8 @@ class AsyncEnvPool(CrewEnv):
             factories,
             kwargs,
             WorkerLayout.spread(count, num_workers),
+            make_env=make_env,
+            join=side_by_side,
             threads=self._threads,
             method=check_start_method(mp_start_method),
             max_steps=max_steps,

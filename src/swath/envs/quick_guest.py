@@ -19,7 +19,7 @@ from swath.envs.gym_rows import GymRowEnv
 from swath.envs.lowering import lower
 from swath.envs.lowering_watch import Watch
 from swath.envs.recognising import NotLowered, is_written_by_torchrl, name_of, require_unchanged
-from swath.rollout.layout import as_key
+from swath.keys import as_key
 from swath.rollout.strip import Strip
 
 #: What this stands for: those who override one of them have it called.

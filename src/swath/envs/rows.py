@@ -14,8 +14,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from swath.envs.base import EnvBase
 from swath.errors import EnvDataError
+from swath.keys import Key, as_key, nested, show
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import CPU, Field, Key, Layout, as_key, nested, show
+from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.strip import Strip
 
 _STEP_METHODS = ("reset", "step", "_reset", "_step")

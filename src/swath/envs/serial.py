@@ -63,6 +63,11 @@ class SerialEnv:
         return SerialRowEnv(children, device)
 
 
+def side_by_side(envs: Sequence[EnvBase]) -> Any:
+    """Envs that were made already, as one."""
+    return SerialEnv(len(envs), [lambda env=env: env for env in envs])
+
+
 def same_spaces(children: Sequence[GymWrapper]) -> bool:
     """Whether these can be stepped in one loop."""
     first = children[0]
@@ -152,8 +157,8 @@ class SerialRowEnv(_Children, RowEnv):
     def _read_specs(self) -> None:
         n = len(self.children)
         for kind in ("observation", "action", "state", "reward", "done"):
-            spec = self.children[0]._full_specs[kind]
-            self._full_specs[kind] = spec.expand((n, *spec.shape))
+            spec = self.children[0].full_specs[kind]
+            self.full_specs[kind] = spec.expand((n, *spec.shape))
 
     def plan(self) -> str:
         if (env := self._hoisted.of(self.children)) is not None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from swath.envs.specs import Composite, NestedKey
 from swath.errors import EnvError
+from swath.specs import Composite, NestedKey
 
 
 def step_mdp(

@@ -34,7 +34,7 @@ from swath.envs.gym_spaces import (
 )
 from swath.envs.rows import RowEnv
 from swath.errors import EnvDataError, EnvError
-from swath.rollout.layout import show
+from swath.keys import show
 from swath.rollout.strip import Strip
 
 

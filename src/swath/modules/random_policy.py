@@ -6,7 +6,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from swath.envs.specs import Composite, NestedKey
+from swath.specs import Composite, NestedKey
 
 
 class RandomPolicy:

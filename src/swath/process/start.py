@@ -28,7 +28,7 @@ from swath.process.owner import Owner, descriptor_of
 StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS: tuple[StartMethod, ...] = ("forkserver", "spawn", "fork")
 
-_PRELOAD = "swath.workers.preload"
+_PRELOAD = "swath.preload"
 #: Set by the preloaded module where it matters, before libraries read them.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _server: tuple[multiprocessing.forkserver.ForkServer, int] | None = None

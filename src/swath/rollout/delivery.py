@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from swath.keys import Key, nested
 from swath.rollout.boundaries import Boundaries
-from swath.rollout.layout import CPU, Field, Key, Layout, nested
+from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.recycling import MIN_BYTES, RecycledMemory
 from swath.rollout.strip import Column, Strip
 

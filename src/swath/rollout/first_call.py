@@ -13,7 +13,8 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from swath.errors import PolicyInputError, PolicyOutputError
-from swath.rollout.layout import Field, Key, Layout, as_key, show
+from swath.keys import Key, as_key, show
+from swath.rollout.layout import Field, Layout
 from swath.rollout.operations import RETURNED_NONE, Surroundings
 from swath.rollout.policies import PolicyCall, SampleCall, TensorCall, TensorDictCall, name_outputs
 

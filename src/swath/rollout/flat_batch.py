@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from swath.rollout.layout import CPU, Field, Key, nested
+from swath.keys import Key, nested
+from swath.rollout.layout import CPU, Field
 
 #: Of a frame that is not delivered yet: whether its action was drawn at random.
 IS_RANDOM: Key = ("is_random",)

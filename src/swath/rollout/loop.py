@@ -10,10 +10,11 @@ import torch
 from tensordict import TensorDict
 
 from swath.errors import EnvError, PolicyError, add_note
+from swath.keys import Key
 from swath.rollout.boundaries import Boundaries, StepLimit, TrajectoryIds
+from swath.rollout.control import Control, ThreadControl
 from swath.rollout.delivery import Batch, Stamps
-from swath.rollout.layout import Key, Layout
-from swath.rollout.mail import Mail, ThreadMail
+from swath.rollout.layout import Layout
 from swath.rollout.plan import PolicyPlan
 from swath.rollout.ragged import RaggedBatch
 from swath.rollout.random_actions import RandomActions
@@ -63,7 +64,7 @@ class Rollout:
         num_steps: steps of a batch, per env.
         max_frames_per_traj: truncate an episode after this many steps.
         device: where batches are delivered; None for where each key was made.
-        mail: how others reach the rollout while it collects.
+        control: how others reach the rollout while it collects.
         action_specs: what random actions are drawn from; by default the env's.
     """
 
@@ -79,7 +80,7 @@ class Rollout:
         max_frames_per_traj: int | None = None,
         device: torch.device | None = None,
         action_specs: dict[Any, Any] | None = None,
-        mail: Mail | None = None,
+        control: Control | None = None,
     ) -> None:
         self._env = env
         self._stamps = stamps
@@ -106,8 +107,8 @@ class Rollout:
         self._reset_kwargs: dict[str, Any] = {}
         #: How many frames still get random actions.
         self.random_frames_left = 0
-        self.mail: Mail = ThreadMail() if mail is None else mail
-        self.timing: StepTiming | None = None if mail is None else StepTiming()
+        self.control: Control = ThreadControl() if control is None else control
+        self.timing: StepTiming | None = None if control is None else StepTiming()
         #: (step, version): from which step of the last batch on which version of the weights acted.
         self.versions: list[tuple[int, int]] = []
         self._taken = 0
@@ -187,7 +188,7 @@ class Rollout:
         ``stop`` is asked after every step, and ends the batch early. ``num_envs`` delivers the first envs only.
         If a step raises, ``salvage()`` gives what came before.
         """
-        self.mail.policy_version = policy_version
+        self.control.policy_version = policy_version
         random_frames = self.random_frames_left
         self._batch.open(num_steps, reuse_memory)
         try:
@@ -211,7 +212,7 @@ class Rollout:
                 self._settle_env()
 
     def _fill_batch(self, stop: Callable[[], bool] | None) -> None:
-        batch, mail = self._batch, self.mail
+        batch, control = self._batch, self.control
         if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
             self.abandon()
         if self._prepare_env is not None:
@@ -220,9 +221,9 @@ class Rollout:
         if self._policy is not None:
             self._policy.prepare()
         self._unfinished = True
-        self.versions = [(0, mail.policy_version)]
+        self.versions = [(0, control.policy_version)]
         stopped = False
-        while (missing := batch.steps_missing()) > 0 and (batch.is_empty or not (stopped or mail.stop_requested)):
+        while (missing := batch.steps_missing()) > 0 and (batch.is_empty or not (stopped or control.stop_requested)):
             act, length, num_random = self._next_stretch(min(missing, self.strip.num_steps))
             stopped = self._run_watched(act, length, stop) if stop else self._run_sampled(act, length)
             self.random_frames_left -= num_random if num_random is not None else self._count_frames()
@@ -230,16 +231,16 @@ class Rollout:
             self._rewind()
             for env, last_kept_id in batch.cuts:
                 self.boundaries.cut(env, last_kept_id)
-            mail.commit(batch.num_committed)
-            if mail.waiting[0]:
-                self._read_mail()
+            control.commit(batch.num_committed)
+            if control.waiting[0]:
+                self._read_messages()
         self._unfinished = False
 
-    def _read_mail(self) -> None:
-        mail = self.mail
-        mail.read()
-        if self.versions[-1][1] != mail.policy_version:
-            self.versions.append((self._batch.num_taken, mail.policy_version))
+    def _read_messages(self) -> None:
+        control = self.control
+        control.read()
+        if self.versions[-1][1] != control.policy_version:
+            self.versions.append((self._batch.num_taken, control.policy_version))
             if self._policy is not None:
                 self._policy.prepare()
 
@@ -299,7 +300,7 @@ class Rollout:
     def _run(self, act: Callable[[int], None], start: int, end: int) -> bool:
         """The loop."""
         step, cross = self._step, self.boundaries.cross
-        waiting, beat = self.mail.waiting, self.mail.beat
+        waiting, beat = self.control.waiting, self.control.beat
         t, done = start, self._batch.num_taken + 1
         try:
             for t in range(start, end):
@@ -330,7 +331,7 @@ class Rollout:
             policy_s, started = timing.policy_s, perf_counter()
             self._run(timing.timed(act), chosen, chosen + 1)
             timing.env_s += perf_counter() - started - (timing.policy_s - policy_s)
-            if not self.mail.waiting[0]:
+            if not self.control.waiting[0]:
                 self._run(act, chosen + 1, length)
         return False
 
@@ -350,7 +351,7 @@ class Rollout:
             self._run(act, t, t + 1)
             if stop():
                 return True
-            if self.mail.waiting[0]:
+            if self.control.waiting[0]:
                 break
         return False
 

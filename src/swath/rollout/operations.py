@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from swath.errors import PolicyOutputError
+from swath.keys import Key, as_key, nested, show
 from swath.rollout.functional import stack_functions
-from swath.rollout.layout import Key, as_key, nested, show
 from swath.rollout.policies import PolicyCall, SampleCall, TensorCall
 from swath.rollout.sampling import sampler_for
 

@@ -15,10 +15,11 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from swath.errors import PolicyError, PolicyOutputError, add_note
+from swath.keys import Key, as_key, show
 from swath.rollout.capture.captured import Called, CapturedPolicy
 from swath.rollout.first_call import first_call, output_fields, require_inputs, untouched
 from swath.rollout.functional import is_known_stack, layers_of, linear_into, stack_fingerprint, stack_functions
-from swath.rollout.layout import Field, Key, Layout, as_key, show
+from swath.rollout.layout import Field, Layout
 from swath.rollout.operations import (
     Operation,
     Remembered,

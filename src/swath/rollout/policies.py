@@ -30,8 +30,8 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from swath.errors import PolicyError
+from swath.keys import Key, as_key
 from swath.rollout.functional import is_plain
-from swath.rollout.layout import Key, as_key
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from swath.keys import Key
 from swath.rollout.boundaries import Boundaries
 from swath.rollout.delivery import TRAJ_IDS, Batch, Stamps, strip_parts
-from swath.rollout.layout import Key, Layout
+from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
 
 #: How far ahead of the slowest an env may get, beyond a batch.

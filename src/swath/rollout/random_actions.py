@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from swath.envs.specs import Categorical, OneHot, masked_rand
 from swath.errors import PolicyError
-from swath.rollout.layout import Field, as_key, show
+from swath.keys import as_key, show
+from swath.rollout.layout import Field
 from swath.rollout.strip import Column, Strip
+from swath.specs import Categorical, OneHot, masked_rand
 
 
 class RandomActions:

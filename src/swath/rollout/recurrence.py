@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from swath.errors import PolicyInputError
-from swath.rollout.layout import Key, Layout, as_key, show
+from swath.keys import Key, as_key, show
+from swath.rollout.layout import Layout
 from swath.rollout.policies import PolicyCall, TensorDictCall
 
 MAX_TRIES = 64

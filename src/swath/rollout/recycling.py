@@ -8,7 +8,8 @@ import weakref
 import numpy as np
 import torch
 
-from swath.rollout.layout import Field, Key
+from swath.keys import Key
+from swath.rollout.layout import Field
 
 #: Smaller memory is not worth it: the allocator has it at hand.
 MIN_BYTES = 256 * 2**10

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from swath.rollout.layout import CPU, Field, Key, Layout
+from swath.keys import Key
+from swath.rollout.layout import CPU, Field, Layout
 
 #: A strip is at most this long; a longer batch is delivered strip by strip, which keeps the working memory in cache.
 MAX_STEPS = 512

@@ -19,7 +19,7 @@ from tensordict import is_tensor_collection as is_node
 from tensordict.utils import is_non_tensor
 
 from swath.errors import EnvError
-from swath.rollout.layout import Key, leaves_of, nested, show
+from swath.keys import Key, leaves_of, nested, show
 
 
 class Objects:

@@ -8,7 +8,8 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 
 from swath.errors import PolicyOutputError
-from swath.rollout.layout import Key, Layout, leaves_of, nested, show
+from swath.keys import Key, leaves_of, nested, show
+from swath.rollout.layout import Layout
 from swath.rollout.policies import PolicyCall, TensorDictCall, tensordict_callable
 from swath.rollout.structure import Objects, Structure
 

@@ -12,10 +12,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from swath.envs.base import EnvBase
 from swath.envs.rows import RowEnv
-from swath.envs.specs import Bounded, Composite, Spec, Unbounded
-from swath.rollout.layout import Key, Layout, as_key
+from swath.keys import Key, as_key
+from swath.rollout.layout import Layout
 from swath.rollout.random_actions import RandomActions
 from swath.rollout.strip import Strip
+from swath.specs import Bounded, Composite, Spec, Unbounded
 
 Values = dict[Key, np.ndarray]
 
@@ -97,10 +98,10 @@ class ReplayedEnv(RowEnv):
         self.asked: list[str] = []
         self.stepper: ReplayedStepper | None = None
         lead = len(like.batch_size)
-        for kind in self._full_specs:
+        for kind in self.full_specs:
             leaves = getattr(like, f"full_{kind}_spec").items(True, True)
             resized = {as_key(key): _resized(leaf, lead, self.batch_size) for key, leaf in leaves}
-            self._full_specs[kind] = Composite(resized, shape=self.batch_size)
+            self.full_specs[kind] = Composite(resized, shape=self.batch_size)
 
     def row_layout(self) -> Layout:
         own, theirs = super().row_layout(), self._like.row_layout()

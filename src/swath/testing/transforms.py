@@ -19,11 +19,11 @@ from swath.envs.making import is_env, make_env
 from swath.envs.transforms.base import Compose, Transform, as_transform
 from swath.envs.transforms.env import TransformedEnv
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.process.pickling import dumps
 from swath.rollout.strip import Strip
 from swath.testing.tapes import ReplayedEnv, SampleEnv, Tape, record
 from swath.testing.watching import Watch
-from swath.workers.pickling import dumps
 
 NUM_ENVS = 3
 
@@ -273,7 +273,7 @@ class _Check:
 
     def _check_missing_keys(self, watch: Watch, tapes: Sequence[Tape]) -> None:
         there = {
-            as_key(key) for kind in ("observation", "reward") for key in self.env._full_specs[kind].keys(True, True)
+            as_key(key) for kind in ("observation", "reward") for key in self.env.full_specs[kind].keys(True, True)
         }
         asked = {as_key(key) for key in self.transform.in_keys}
         for key in sorted((watch.read | asked) & there - {(flag,) for flag in FLAGS}):

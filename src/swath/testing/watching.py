@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.specs import MultiOneHot, OneHot, Spec
 from swath.envs.transforms.base import Rows, Slot, Specs, Transform
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.specs import MultiOneHot, OneHot, Spec
 
 #: What an env gives, of the kinds of specs.
 GIVEN = ("observation", "state", "reward")

@@ -24,7 +24,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
 
     def _start_over(self) -> None:
         super()._start_over()
-        #: By node: when it will have applied them, and which life of it.
+        #: By node: when it will have applied them, and which incarnation of it.
         self._under_way: dict[int, tuple[Future[None], int]] = {}
         #: What each node was sent last: the tensors' engine form, and the version.
         self._last_sent: dict[int, tuple[Any, int]] = {}
@@ -87,7 +87,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
     def _finish(self) -> None:
         failure: Exception | None = None
         while self._under_way:
-            node, (future, life) = next(iter(self._under_way.items()))
+            node, (future, incarnation) = next(iter(self._under_way.items()))
             try:
                 self._wait(node, future)
             except WeightSyncError:
@@ -96,7 +96,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
             except Exception as error:
                 self._under_way.pop(node, None)
                 try:
-                    self._get_context().weights_failed(node, life, error)
+                    self._get_context().weights_failed(node, incarnation, error)
                 except Exception as raised:  # after all were heard: what is sent next is not to be blamed for it
                     failure = failure or raised
             else:

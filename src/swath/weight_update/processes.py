@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from swath.process.channel import Channel
 from swath.weight_update.scheme import WeightSyncScheme
-from swath.workers.channel import Channel
 
 
 class MultiProcessWeightSyncScheme(WeightSyncScheme):

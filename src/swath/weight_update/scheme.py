@@ -27,11 +27,11 @@ from typing import Any, Protocol
 import torch
 
 from swath.errors import WeightSyncError
+from swath.process.channel import Channel, pack, unpack
 from swath.process.ctrl_c import ctrl_c_waits, wait
+from swath.process.memory import require_descriptors
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
-from swath.workers.channel import Channel, pack, unpack
-from swath.workers.memory import require_descriptors
 
 DEFAULT_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.2

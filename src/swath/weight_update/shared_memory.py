@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from swath import platforms
+from swath.process.channel import Channel
+from swath.process.memory import SharedMemory, map_descriptor
 from swath.weight_update.scheme import WeightSyncScheme
-from swath.workers.channel import Channel
-from swath.workers.memory import SharedMemory, map_descriptor
 
 _ALIGNMENT = 64
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.rollout.layout import nested
+from swath.keys import nested
 from swath.weight_update.weights import (
     apply_weights,
     flat_weights,

@@ -13,11 +13,11 @@ from typing import Any
 
 import cloudpickle
 
+from swath.process.channel import Channel, pack
+from swath.process.memory import map_descriptor
 from swath.process.owner import leave_with_owner
-from swath.workers.board import Page
-from swath.workers.channel import Channel, pack
-from swath.workers.memory import map_descriptor
-from swath.workers.orders import Life
+from swath.workers.spec import Incarnation
+from swath.workers.status_page import StatusPage
 
 #: A worker whose owner is gone has so long to close its envs.
 _SECONDS_TO_LEAVE = 3.0
@@ -30,18 +30,20 @@ def _leave_anyway() -> None:
     os._exit(0)
 
 
-def main(connection: Connection, receivers: Mapping[str, Any], worker: int, life: Life, num_bytes: int) -> None:
+def main(
+    connection: Connection, receivers: Mapping[str, Any], worker: int, incarnation: Incarnation, num_bytes: int
+) -> None:
     """The process."""
     built: list[Any] = []
     leave_with_owner(lambda: [each.leave() for each in built], _SECONDS_TO_LEAVE)
     channel = Channel(connection)
     try:
         descriptor = channel.receive_descriptor()
-        page = Page(map_descriptor(descriptor, num_bytes), worker)
+        page = StatusPage(map_descriptor(descriptor, num_bytes), worker)
         os.close(descriptor)
         try:
-            blueprint = cloudpickle.loads(connection.recv_bytes())
-            me = blueprint.make_worker(channel, page, life)
+            spec = cloudpickle.loads(connection.recv_bytes())
+            me = spec.make_worker(channel, page, incarnation)
             built.append(me)
             description = me.build()
             channel.send("hello", description)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.collectors.trajectories import TrajFormat
+from swath.data.trajectories import TrajFormat
 from swath.weight_update.nodes import NodeWeightSyncScheme
 
 

@@ -20,18 +20,20 @@ from swath.collectors.base import BaseCollector, Budget, positive_int, truncated
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import BufferPlan, NodePlan, Order
-from swath.collectors.distributed.payload import join_batches, pack_tensors
 from swath.collectors.distributed.plans import NodePlans, list_nodes
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.multi import ENV, WORKER
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
-from swath.collectors.trajectories import TrajFormat
+from swath.data.payload import join_batches, pack_tensors
+from swath.data.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
+from swath.keys import nested
 from swath.process.ctrl_c import ctrl_c_waits
-from swath.rollout.layout import nested
+from swath.process.fair_lock import FairLock
+from swath.process.seeding import derived_seed
 from swath.rollout.structure import Structure
 from swath.states import count, mismatch, numbered, require_counters
 from swath.weight_update.hidden import HiddenWeights
@@ -47,9 +49,7 @@ from swath.weight_update.weights import (
     weights_for_copies,
     weights_for_part,
 )
-from swath.workers.fair_lock import FairLock
-from swath.workers.fleet import weakly
-from swath.workers.seeding import derived_seed
+from swath.workers.pool import weakly
 
 
 class NodesCollector(BaseCollector):
@@ -319,7 +319,7 @@ class NodesCollector(BaseCollector):
             scheme.resend(member.node)
         if member.seed is not None:
             seed, static = member.seed
-            own = derived_seed(seed, member.node, member.plan.life)
+            own = derived_seed(seed, member.node, member.plan.incarnation)
             self._roster.call(member, "set_seed", own, static)
         if self.__dict__.get("_writes_itself"):
             self._end_tracks(member)
@@ -399,7 +399,7 @@ class NodesCollector(BaseCollector):
         self._weights_after_batch([arrival.member])
         self._give_orders()  # before the consumer has its turn
         self._first_env = arrival.member.first_env + arrival.report.first_env
-        self._delivered = [(arrival.member, arrival.life)]
+        self._delivered = [(arrival.member, arrival.incarnation)]
         batch = self._deliver([arrival], arrival.report.shape)
         self._in_hand = []
         return batch
@@ -460,7 +460,7 @@ class NodesCollector(BaseCollector):
         self._await_all()
         self._weights_after_batch(self._alive)
         parts = self._in_hand
-        self._delivered = [(part.member, part.life) for part in parts]
+        self._delivered = [(part.member, part.incarnation) for part in parts]
         if len(parts[0].report.shape) == len(self._lead) + 1 and len({part.report.shape for part in parts}) == 1:
             batch = self._deliver(parts, (len(parts), *parts[0].report.shape))
         else:  # one step of the first envs, at the end: what each node has of it, one below the other
@@ -546,10 +546,10 @@ class NodesCollector(BaseCollector):
 
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         """Each node's frames behind its earlier ones."""
-        for member, life in self._delivered:  # those that were started again do not go on with what is there
-            if self._lives_stored.setdefault(member.node, life) != life:
+        for member, incarnation in self._delivered:  # those that were started again do not go on with what is there
+            if self._lives_stored.setdefault(member.node, incarnation) != incarnation:
                 self._end_tracks(member)
-                self._lives_stored[member.node] = life
+                self._lives_stored[member.node] = incarnation
         self._put_each(batch, raw)
         if not self._in_hand:
             self._end_tracks_of_gone()
@@ -661,18 +661,18 @@ class NodesCollector(BaseCollector):
         return self._engine.share(pack_tensors(tensors))
 
     def post_weights(self, node: int, shared: Any, version: int, model_id: str) -> tuple[Future[None], int] | None:
-        """What it came to, and the life of the node that it was sent to; None if that is gone."""
+        """What it came to, and the incarnation of the node that it was sent to; None if that is gone."""
         member = self._roster.members[node]
         if not member.alive:
             return None
         member.batches_since_weights = 0
-        return self._engine.set_weights(node, shared, version, model_id), member.plan.life
+        return self._engine.set_weights(node, shared, version, model_id), member.plan.incarnation
 
-    def weights_failed(self, node: int, life: int, error: Exception) -> None:
+    def weights_failed(self, node: int, incarnation: int, error: Exception) -> None:
         """A node that was started again has them already."""
         member = self._roster.members[node]
         if isinstance(error, NodeLost):
-            self._roster.deal_with(member, life, error)
+            self._roster.deal_with(member, incarnation, error)
             return
         add_note(error, f"swath: raised in {member.who}, while it applied weights")
         raise error

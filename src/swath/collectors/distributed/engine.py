@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.payload import Bytes
+from swath.data.payload import Bytes
 
 
 class Engine(Protocol):

@@ -21,10 +21,10 @@ from typing import Any, Protocol
 from swath import platforms
 from swath.collectors.distributed.folders import OwnFolder, make_own
 from swath.errors import NodeLost
+from swath.process import pickling
 from swath.process.owner import leave_with_owner
 from swath.process.start import StartMethod, check_start_method
 from swath.process.supervise import Process, end_processes, exit_text
-from swath.workers import pickling
 
 #: What a Slurm job asks for by default; give ``slurm_kwargs`` for more.
 DEFAULT_SLURM_CONF: dict[str, Any] = {"timeout_min": 60, "slurm_cpus_per_task": 4}
@@ -44,7 +44,7 @@ class Ticket:
     """What a process needs in order to become a node."""
 
     node: int
-    life: int
+    incarnation: int
     #: ``run(ticket)`` of this module makes the node.
     engine: str
     #: The plan, by cloudpickle: over a pipe, or in a folder, of the user's own.

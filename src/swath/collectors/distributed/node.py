@@ -17,25 +17,25 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.collectors.base import BaseCollector, Postprocessing
-from swath.collectors.distributed.payload import Bytes, pack_batch, unpack_tensors
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
-from swath.collectors.trajectories import TrajectoryAssembler
+from swath.data.payload import Bytes, pack_batch, unpack_tensors
+from swath.data.trajectories import TrajectoryAssembler
 from swath.envs.paths import parts_of
 from swath.envs.transforms.base import Transform
 from swath.errors import CollectorClosed
+from swath.process.seeding import derived_seed, seed_process
 from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.control import ThreadControl
 from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
-from swath.rollout.mail import ThreadMail
 from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.shared_memory import SharedMemWeightSyncScheme
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import has_weights
-from swath.workers.board import env_share
-from swath.workers.seeding import derived_seed, seed_process
+from swath.workers.status_page import env_share
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class NodePlan:
     base_seed: int
     num_threads: int = 1
     #: How often this node was started again.
-    life: int = 0
+    incarnation: int = 0
     #: No id of its own collector below this is used.
     first_own_id: int = 0
     #: Of a MultiCollector, which deals with them itself.
@@ -195,15 +195,15 @@ class Node:
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
         torch.set_num_threads(plan.num_threads)
-        seed_process(plan.base_seed, plan.node, plan.life)
-        self._mail = ThreadMail()
+        seed_process(plan.base_seed, plan.node, plan.incarnation)
+        self._control = ThreadControl()
         self._ids = TrajectoryIds(plan.first_own_id)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "frames_per_batch=.* does not divide")  # the driver has said it
             self._collector = self._make(plan)
         # Flat leaves travel; the driver puts them together.
         self._structure, self._collector._structure = self._collector._structure, None
-        #: Workers count from 0 in every life.
+        #: Workers count from 0 in every incarnation.
         self._first_own_id = plan.first_own_id if isinstance(self._collector, MultiCollector) else 0
         self._stream: Iterator[TensorDictBase] | None = None
         #: Of a batch that was longer than what was asked for.
@@ -227,7 +227,7 @@ class Node:
                 create_env_kwargs=plan.env_kwargs,
                 worker_idx=plan.node,
                 traj_pool=self._ids,
-                mail=self._mail,
+                control=self._control,
                 **common,
             )
         if kind is MultiCollector:
@@ -255,7 +255,7 @@ class Node:
             assert isinstance(collector, MultiCollector)
             about = collector._description
             whole = collector._is_shared
-            lead = (len(collector._crew.members), *about.env_size) if whole else tuple(about.env_size)
+            lead = (len(collector._assignment.members), *about.env_size) if whole else tuple(about.env_size)
             fields, env, has_weights = about.fields, about.env, bool(collector._schemes)
             num_envs = collector._num_envs
         cpu = tuple(dataclasses.replace(f, device=torch.device("cpu")) for f in fields)
@@ -334,7 +334,7 @@ class Node:
 
     def _env_share(self) -> float:
         if isinstance(self._collector, MultiCollector):
-            pages = [member.page for member in self._collector._fleet.members]
+            pages = [member.page for member in self._collector._workers.handles]
             return env_share(sum(p.seconds("env_s") for p in pages), sum(p.seconds("policy_s") for p in pages))
         timing = self._own_rollout.timing
         return env_share(timing.env_s, timing.policy_s)
@@ -389,9 +389,9 @@ class Node:
                 WeightStrategy().apply_weights(model, weights)
             if model_id.startswith("env."):
                 collector.env_was_changed()
-            collector._policy_version = self._mail.policy_version = version
+            collector._policy_version = self._control.policy_version = version
 
-        self._mail.run(apply)
+        self._control.run(apply)
 
     # -- calls: between two orders ---------------------------------------------------------------------------------
 
@@ -439,7 +439,7 @@ class Node:
     def _do_load_state_dict(self, state: Mapping[str, Any], strict: bool, first_own_id: int) -> None:
         self._collector.load_state_dict(state, strict)  # type: ignore[attr-defined]
         self._do_begin_ids_at(first_own_id)
-        self._mail.policy_version = self._collector._policy_version  # type: ignore[attr-defined]
+        self._control.policy_version = self._collector._policy_version  # type: ignore[attr-defined]
         self._stream = None
         self._drop_episodes()
 
@@ -453,10 +453,10 @@ class Node:
 
     def ask_to_stop(self) -> None:
         """End the batch under way after the step that is being taken."""
-        self._mail.ask_to_stop()
+        self._control.ask_to_stop()
 
     def close(self) -> None:
         self._closed = True
-        self._mail.ask_to_stop()
+        self._control.ask_to_stop()
         with suppress(Exception):
             self._collector.shutdown(timeout=2.0, raise_on_error=False)

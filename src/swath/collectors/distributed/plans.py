@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swath.collectors.assignment import for_each
 from swath.collectors.base import positive_int
-from swath.collectors.crew import for_each
 from swath.collectors.distributed.node import IdSpace, NodePlan
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
-from swath.workers.seeding import draw_base_seed
+from swath.process.seeding import draw_base_seed
 
 _CLASSES = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 #: Of ``collector_kwargs``: what is the driver's business, and what would make batches uneven.

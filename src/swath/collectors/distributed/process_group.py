@@ -35,7 +35,6 @@ from swath.collectors.distributed.launchers import (
     Ticket,
 )
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.payload import Bytes
 from swath.collectors.distributed.wire import (
     CALL,
     CLOSE,
@@ -54,9 +53,10 @@ from swath.collectors.distributed.wire import (
     revive_error,
     unpack_value,
 )
+from swath.data.payload import Bytes
 from swath.errors import NodeLost, told
+from swath.process import pickling
 from swath.rollout.layout import Field
-from swath.workers import pickling
 
 #: As in other libraries of this kind.
 DEFAULT_PORT = 10003
@@ -242,13 +242,13 @@ class ProcessGroupEngine:
         future: Future[NodeDescription] = Future()
         ticket = Ticket(
             node=plan.node,
-            life=plan.life,
+            incarnation=plan.incarnation,
             engine=__name__,
             plan=pickling.dumps_with_path(plan),
             where={
                 "address": self._address,
                 "port": self.port,
-                "name": f"{self._run}/{plan.node}/{plan.life}",
+                "name": f"{self._run}/{plan.node}/{plan.incarnation}",
                 "backend": self._backend,
                 "secret": self._secret,
                 "node_timeout_s": self._timeout_s,

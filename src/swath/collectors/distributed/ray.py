@@ -14,14 +14,14 @@ from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.payload import Bytes
 from swath.collectors.distributed.plans import list_nodes
 from swath.collectors.sink import make_sink
+from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
+from swath.process import pickling
+from swath.process.channel import Packed, pack, unpack
 from swath.weight_update.nodes import RayWeightSyncScheme
-from swath.workers import pickling
-from swath.workers.channel import Packed, pack, unpack
 
 #: What an actor asks of Ray by default; give ``remote_configs`` for more.
 DEFAULT_REMOTE_CONFIG: dict[str, Any] = {"num_cpus": 1}

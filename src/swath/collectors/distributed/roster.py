@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.payload import Bytes
+from swath.data.payload import Bytes
 from swath.errors import CollectorClosed, EnvError, NodeLost, add_note, message_of
 from swath.process.ctrl_c import ctrl_c_waits, interruptible
 
@@ -94,7 +94,7 @@ class Arrival(NamedTuple):
     report: Report
     payload: Bytes | None
     #: How often the node had been started again.
-    life: int
+    incarnation: int
 
 
 def _named(member: Member, error: Exception) -> Exception:
@@ -199,9 +199,9 @@ class Roster:
 
     def _submit(self, member: Member, order: Order) -> None:
         member.pending[order.number] = order
-        node, life = member.node, member.plan.life
+        node, incarnation = member.node, member.plan.incarnation
         future = self.engine.collect(node, order)
-        future.add_done_callback(lambda done: self._arrive((node, life, order, done)))
+        future.add_done_callback(lambda done: self._arrive((node, incarnation, order, done)))
 
     def _arrive(self, arrival: tuple[int, int, Order, Future[Any]]) -> None:
         self._arrivals.append(arrival)
@@ -214,10 +214,10 @@ class Roster:
                 raise CollectorClosed("the collector was shut down")
             interruptible(self._news.wait)
             self._news.clear()
-        node, life, order, future = self._arrivals.popleft()
+        node, incarnation, order, future = self._arrivals.popleft()
         with self._lock:
             member = self.members[node]
-            if life != member.plan.life or order.number not in member.pending:
+            if incarnation != member.plan.incarnation or order.number not in member.pending:
                 return None
             try:
                 report, payload = future.result()
@@ -231,7 +231,7 @@ class Roster:
             member.batches += 1
             member.busy_s += report.busy_s
             member.batches_since_weights += 1
-            return Arrival(member, order, report, payload, life)
+            return Arrival(member, order, report, payload, incarnation)
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -252,35 +252,37 @@ class Roster:
         """What a node answers, in a list; an empty one if it is gone, and collection goes on. One that was started
         again is asked again."""
         return self._answer(
-            member, member.plan.life, self.engine.call(member.node, name, *args, **kwargs), name, args, kwargs
+            member, member.plan.incarnation, self.engine.call(member.node, name, *args, **kwargs), name, args, kwargs
         )
 
     @ctrl_c_waits
     def ask_all(self, name: str, *args: Any, **kwargs: Any) -> list[tuple[Member, Any]]:
         """What each node answers; they are asked at the same time."""
-        asked = [(m, m.plan.life, self.engine.call(m.node, name, *args, **kwargs)) for m in self.alive]
-        answers = [(m, self._answer(m, life, future, name, args, kwargs)) for m, life, future in asked]
+        asked = [(m, m.plan.incarnation, self.engine.call(m.node, name, *args, **kwargs)) for m in self.alive]
+        answers = [(m, self._answer(m, incarnation, future, name, args, kwargs)) for m, incarnation, future in asked]
         return [(member, answer[0]) for member, answer in answers if answer]
 
-    def _answer(self, member: Member, life: int, future: Future[Any], name: str, args: Any, kwargs: Any) -> list[Any]:
+    def _answer(
+        self, member: Member, incarnation: int, future: Future[Any], name: str, args: Any, kwargs: Any
+    ) -> list[Any]:
         while True:
             try:
                 return [interruptible(future.result)]
             except NodeLost as error:
-                self.deal_with(member, life, error)
+                self.deal_with(member, incarnation, error)
             except Exception as error:
                 add_note(error, f"swath: raised in {member.who} of {self._owner}")
                 raise
             if not member.alive:
                 return []
-            life, future = member.plan.life, self.engine.call(member.node, name, *args, **kwargs)
+            incarnation, future = member.plan.incarnation, self.engine.call(member.node, name, *args, **kwargs)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def deal_with(self, member: Member, life: int, error: Exception) -> None:
-        """Somebody found out that a node of this life is gone; somebody else may have, before."""
+    def deal_with(self, member: Member, incarnation: int, error: Exception) -> None:
+        """Somebody found out that a node of this incarnation is gone; somebody else may have, before."""
         with self._lock:
-            if member.alive and member.plan.life == life:
+            if member.alive and member.plan.incarnation == incarnation:
                 self._lost(member, error)
 
     def _lost(self, member: Member, error: Exception) -> None:
@@ -323,7 +325,7 @@ class Roster:
         member.pending.clear()
         member.plan = dataclasses.replace(
             member.plan,
-            life=member.plan.life + 1,
+            incarnation=member.plan.incarnation + 1,
             first_own_id=member.next_own_id,
             random_frames=member.plan.random_frames if member.last is None else member.last.own_random_left,
         )

@@ -31,12 +31,12 @@ from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.launch_options import LaunchOptions
 from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.payload import Bytes
 from swath.collectors.legacy import Renamed
+from swath.data.payload import Bytes
 from swath.errors import NodeLost
+from swath.process import pickling
+from swath.process.channel import Packed, pack, unpack
 from swath.weight_update.nodes import RPCWeightSyncScheme
-from swath.workers import pickling
-from swath.workers.channel import Packed, pack, unpack
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_SAY_WHY = 1.0
@@ -245,7 +245,7 @@ class RPCEngine:
         """The last of them lets all meet."""
         ticket = Ticket(
             node=plan.node,
-            life=plan.life,
+            incarnation=plan.incarnation,
             engine=__name__,
             plan=b"",  # the plan comes by RPC
             where=self._where,

@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from swath import errors
 from swath.errors import WorkerRaised, add_note, message_of, notes_of
-from swath.workers.channel import RemoteTraceback, traceback_of
+from swath.process.channel import RemoteTraceback, traceback_of
 
 _HEADER_BYTES = 1024
 _HEADER = struct.Struct("<qqqqq")  # kind, number, tag, length of the JSON, length of the body

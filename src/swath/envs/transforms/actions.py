@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from swath.envs.specs import Bounded, Categorical, NestedKey, OneHot, Spec, Unbounded
 from swath.envs.transforms.base import NOTHING, Rows, Specs, Stage, Transform, key_list
 from swath.envs.transforms.values import Keys, Tensors, TensorTransform, bounds_of
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import Bounded, Categorical, NestedKey, OneHot, Spec, Unbounded
 
 
 class ActionScaling(TensorTransform):

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from swath.envs.specs import Composite, NestedKey, Spec, Unbounded
 from swath.errors import EnvDataError
-from swath.rollout.layout import CPU, Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.rollout.layout import CPU
+from swath.specs import Composite, NestedKey, Spec, Unbounded
 from swath.states import check_by_loading, mismatch, require_empty
 
 #: What no transform may call what it makes.

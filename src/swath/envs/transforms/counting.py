@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.specs import Bounded, Categorical, NestedKey, Unbounded
 from swath.envs.transforms.base import Rows, Specs, Stage, Transform, key_list
-from swath.rollout.layout import as_key
+from swath.keys import as_key
+from swath.specs import Bounded, Categorical, NestedKey, Unbounded
 
 
 class StepCounter(Transform):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, NestedKey, OneHot, Spec
 from swath.envs.transforms.base import Apply, Rows, Slot, Transform
 from swath.envs.transforms.values import bounds_of
 from swath.errors import EnvDataError
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, NestedKey, OneHot, Spec
 
 
 class ActionDiscretizer(Transform):

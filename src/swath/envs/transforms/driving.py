@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 import torch
 
-from swath.envs.specs import Categorical, NestedKey, Unbounded
 from swath.envs.transforms.base import Driver, Rows, Specs, Stage, Transform
 from swath.errors import EnvError
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import Categorical, NestedKey, Unbounded
 
 #: So often an episode may end before all of its first actions were taken.
 MAX_TRIALS = 10

@@ -17,8 +17,9 @@ from swath.envs.rows import RowEnv
 from swath.envs.transforms.base import KINDS, NOTHING, Compose, Rows, Slot, Specs, Transform, as_transform, leave
 from swath.envs.transforms.foreign import is_of_torchrl
 from swath.errors import EnvDataError, EnvError
+from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import Field, Key, Layout, as_key, show
+from swath.rollout.layout import Field, Layout
 from swath.rollout.strip import Strip
 
 FLAG_KEYS = tuple((flag,) for flag in FLAGS)
@@ -117,14 +118,14 @@ class TransformedEnv(RowEnv):
 
     def _read_specs(self) -> None:
         specs, self._primable = self._told_specs()
-        self._full_specs = {kind: getattr(specs, kind) for kind in KINDS}
+        self.full_specs = {kind: getattr(specs, kind) for kind in KINDS}
         self._single_steps.clear()
         self._pipeline = None
 
     def _told_specs(self) -> tuple[Specs, frozenset[Key]]:
         """The specs behind all transforms, and what a policy may write under "next" (of primers: what they keep)."""
         self._adopt()
-        specs = Specs.of(self.base_env._full_specs, self.batch_size)
+        specs = Specs.of(self.base_env.full_specs, self.batch_size)
         theirs = self.base_env.row_layout()
         primable = theirs.primable
         kept = set(theirs.primable if theirs.has_flags else ())
@@ -353,7 +354,7 @@ class _Driver:
         self._pipeline = pipeline
         self._number = number
         self.is_first = number == 0
-        self.reward_key = as_key(next(iter(base._full_specs["reward"].keys(True, True))))
+        self.reward_key = as_key(next(iter(base.full_specs["reward"].keys(True, True))))
         self._base: Any = None
         self._entry: _Entry = ({}, ())
 

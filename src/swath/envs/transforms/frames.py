@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.specs import NestedKey, Unbounded
 from swath.envs.transforms.base import Rows, Slot, Specs, Stage, Transform
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import NestedKey, Unbounded
 
 
 class History(Transform):

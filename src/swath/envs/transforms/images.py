@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from swath.envs.specs import NestedKey
 from swath.envs.transforms.base import Apply, Slot, Transform
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import NestedKey
 
 #: Weights of red, green and blue.
 _GRAY = (0.2989, 0.587, 0.114)

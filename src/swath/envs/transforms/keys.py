@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from swath.envs.base import FLAGS
-from swath.envs.specs import NestedKey
 from swath.envs.transforms.base import NOTHING, Rows, Specs, Stage, Transform, key_list
 from swath.envs.transforms.values import Keys, require_keys
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.specs import NestedKey
 
 
 def _as_keys(who: str, keys: tuple[Any, ...]) -> list[Key]:

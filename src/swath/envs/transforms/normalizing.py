@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.specs import NestedKey, Unbounded
 from swath.envs.transforms.base import Compose, Specs, Transform
 from swath.envs.transforms.shared_norms import Normal
 from swath.envs.transforms.shared_statistics import SharedStatistics, Statistic
 from swath.envs.transforms.values import ObservationNorm
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.specs import NestedKey, Unbounded
 from swath.states import mismatch
 
 

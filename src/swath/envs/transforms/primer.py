@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from swath.envs.foreign_specs import as_own_spec
-from swath.envs.specs import Composite, NestedKey, Spec
 from swath.envs.transforms.base import Rows, Slot, Specs, Stage, Transform
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.specs import Composite, NestedKey, Spec
 
 
 class TensorDictPrimer(Transform):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.specs import Bounded, NestedKey, Spec, Unbounded
 from swath.envs.transforms.base import NOTHING, Apply, Rows, Slot, Specs, Stage, Stateless, Transform, key_list
 from swath.envs.transforms.values import Keys, bounds_of, require_keys
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import Bounded, NestedKey, Spec, Unbounded
 
 
 class _Reshape(Transform):

@@ -10,7 +10,7 @@ import numpy as np
 from swath.envs.transforms.base import Slot
 from swath.envs.transforms.shared_statistics import SharedStatistics
 from swath.errors import EnvError
-from swath.rollout.layout import Key, show
+from swath.keys import Key, show
 
 #: Loc and scale of sums: see ``sums_as_normal`` and ``averages_as_normal``.
 Normal = tuple[np.ndarray, np.ndarray]

@@ -23,8 +23,8 @@ import numpy as np
 
 from swath import platforms
 from swath.errors import EnvError
-from swath.rollout.layout import Key
-from swath.workers.memory import map_descriptor, new_descriptor
+from swath.keys import Key
+from swath.process.memory import map_descriptor, new_descriptor
 
 #: Room for what is said about the slots; pages that nobody writes take none.
 _HEADER_BYTES = 1 << 16

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.specs import Bounded, NestedKey, Spec, Unbounded
 from swath.envs.transforms.base import Apply, Rows, Slot, Specs, Transform, key_list
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
+from swath.specs import Bounded, NestedKey, Spec, Unbounded
 
 Tensors = Mapping[str, torch.Tensor | None]
 Keys = Sequence[NestedKey] | NestedKey | None

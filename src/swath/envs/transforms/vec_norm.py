@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.specs import NestedKey
 from swath.envs.transforms.base import Rows, Slot, Stage
 from swath.envs.transforms.normalizing import Normalizing, NormalizingStage, load_into
 from swath.envs.transforms.shared_norms import Normal, SharedSums, sums_as_normal
 from swath.envs.transforms.shared_statistics import SharedStatistics
 from swath.envs.transforms.vec_norm_v2 import VecNormV2
-from swath.rollout.layout import Key, as_key, show
+from swath.keys import Key, as_key, show
+from swath.specs import NestedKey
 
 
 def _named(key: NestedKey, suffix: str) -> NestedKey:

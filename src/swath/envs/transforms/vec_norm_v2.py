@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.specs import NestedKey
 from swath.envs.transforms.base import Rows, Slot, Stage
 from swath.envs.transforms.normalizing import Normalizing, NormalizingStage, load_into
 from swath.envs.transforms.shared_norms import (
@@ -21,7 +20,8 @@ from swath.envs.transforms.shared_norms import (
     averages_of,
 )
 from swath.envs.transforms.shared_statistics import SharedStatistics
-from swath.rollout.layout import Key, as_key
+from swath.keys import Key, as_key
+from swath.specs import NestedKey
 
 
 class VecNormV2(Normalizing):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from swath.keys import Key
 from swath.rollout.capture.captured import Called, CapturedPolicy
-from swath.rollout.layout import Key
 
 #: The policy, on rows: what it writes.
 CallOnRows = Callable[[dict[Key, torch.Tensor]], dict[Key, Any]]

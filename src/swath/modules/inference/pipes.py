@@ -18,7 +18,7 @@ from swath.modules.inference.client import InferenceClient, InferenceFuture
 from swath.modules.inference.reception import Address, Reception
 from swath.modules.inference.requests import LOOK_EVERY_S, Answer, Asked, Content, Request, merge, read_content
 from swath.modules.inference.transport import Transport
-from swath.workers.channel import Channel, Packed, pack, unpack
+from swath.process.channel import Channel, Packed, pack, unpack
 
 #: Servers have room for so many clients, if nobody says otherwise.
 DEFAULT_CLIENTS = 256

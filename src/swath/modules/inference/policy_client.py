@@ -11,8 +11,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from swath.errors import PolicyOutputError
+from swath.keys import as_key, show
 from swath.modules.inference.client import InferenceClient, InferenceFuture
-from swath.rollout.layout import as_key, show
 
 
 class PolicyClientModule(TensorDictModuleBase):

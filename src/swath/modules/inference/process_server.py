@@ -20,13 +20,13 @@ from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_
 from swath.modules.inference.reception import Address
 from swath.modules.inference.server import InferenceServer
 from swath.modules.inference.slots import SlotTransport, require_slots
+from swath.process import pickling
+from swath.process.channel import Channel, pack, unpack
+from swath.process.helper import Helper
 from swath.process.owner import SECONDS_TO_LEAVE, leave_with_owner
 from swath.process.start import StartMethod, check_start_method
 from swath.process.supervise import EndedAtExit
 from swath.weight_update.weights import choose_sources, flat_weights
-from swath.workers import pickling
-from swath.workers.channel import Channel, pack, unpack
-from swath.workers.helper import Helper
 
 _TRANSPORTS: dict[str, type[MPTransport]] = {"slots": SlotTransport, "mp": MPTransport}
 _SECONDS_FOR_HEALTH = 1.0

@@ -14,7 +14,7 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 
 from swath.errors import message_of
-from swath.rollout.layout import Key, as_key, nested
+from swath.keys import Key, as_key, nested
 
 #: A client looks so often whether its server is still there.
 LOOK_EVERY_S = 0.25

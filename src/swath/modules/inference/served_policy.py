@@ -15,12 +15,12 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from swath.errors import PolicyOutputError, add_note
+from swath.keys import Key, as_key, nested, show
 from swath.modules.inference.captured_rows import CapturedRows
 from swath.modules.inference.requests import Answer, Content
 from swath.rollout.exploration import exploring
 from swath.rollout.first_call import require_inputs
 from swath.rollout.functional import Function, is_known_stack, stack_functions
-from swath.rollout.layout import Key, as_key, nested, show
 from swath.rollout.policies import PolicyCall, TensorCall, name_outputs, policy_calls, tensordict_callable
 from swath.weight_update.weights import apply_weights
 

@@ -31,14 +31,14 @@ from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.errors import InferenceError, ServerClosed, ServerDied
+from swath.keys import Key, as_key
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, Lane, MPTransport, ProcessClient
 from swath.modules.inference.reception import Address
 from swath.modules.inference.requests import LOOK_EVERY_S, Answer, Asked, Content, Request, read_content
-from swath.rollout.layout import Key, as_key
+from swath.process.channel import Channel, pack
+from swath.process.memory import SharedMemory, map_descriptor
+from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore
 from swath.weight_update.shared_memory import WeightLayout
-from swath.workers.channel import Channel, pack
-from swath.workers.memory import SharedMemory, map_descriptor
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore
 
 #: States of a slot: the client's turn, the server's, the client's with an answer in the slot, or one to be fetched.
 IDLE, ASKED, ANSWERED, TO_FETCH = range(4)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from swath.copying import NotCopied
 from swath.errors import InferenceError, ServerClosed
+from swath.keys import Key
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.requests import Asked, Request
-from swath.rollout.layout import Key
 
 State = Literal["new", "open", "closed"]
 

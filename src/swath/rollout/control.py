@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 
-class Mail(Protocol):
+class Control(Protocol):
     """What may reach a rollout from outside while it collects, such as new weights; see ``workers/``."""
 
     #: A byte that another process sets when there is something to read; looked at after every step.
@@ -38,7 +38,7 @@ class Mail(Protocol):
         ...
 
 
-class ThreadMail:
+class ThreadControl:
     """Of a rollout in the caller's own process: what other threads ask for is done between two steps."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 
 from swath.errors import EnvError
+from swath.keys import as_key
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import as_key
 
 TrajFormat = Literal["padded", "cat"]
 

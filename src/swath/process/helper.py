@@ -9,9 +9,9 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from swath.errors import WorkerDied
+from swath.process.channel import new_pipe
 from swath.process.start import StartMethod
 from swath.process.supervise import Process, end_processes, how_it_ended
-from swath.workers.channel import new_pipe
 
 #: How long a message to one that does not read may take.
 _SECONDS_TO_SEND = 0.2

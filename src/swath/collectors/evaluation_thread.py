@@ -31,7 +31,7 @@ class _Task:
     future: Future[Any]
 
 
-class Desk:
+class EvaluationThread:
     """Does tasks one after the other, in a thread. Knows nothing of the Evaluator, so that that can be garbage."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Desk:
         self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name="swath-evaluator", daemon=True)
         self._thread.start()
-        _desks.add(self)
+        _threads.add(self)
 
     @property
     def is_busy(self) -> bool:
@@ -141,4 +141,4 @@ def _flat_tensordict(result: Result) -> TensorDict:
 
 
 #: Those that were not shut down.
-_desks = EndedAtExit[Desk](lambda desks: [desk.shut_down(2.0) for desk in desks])
+_threads = EndedAtExit[EvaluationThread](lambda threads: [thread.shut_down(2.0) for thread in threads])

@@ -1,4 +1,4 @@
-"""Seeds for processes: one tree, a branch for every worker and every life of it."""
+"""Seeds for processes: one tree, a branch for every worker and every incarnation of it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.errors import NonFiniteData
-from swath.rollout.layout import as_key, show
+from swath.keys import as_key, show
 
 
 def require_finite(batch: TensorDictBase) -> None:

@@ -10,12 +10,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from swath.collectors.base import Postprocessing
-from swath.collectors.trajectories import TrajectoryAssembler
 from swath.data.memory import FrameMemory
 from swath.data.storages import as_rows, check_rows, end_others, write_rows
+from swath.data.trajectories import TrajectoryAssembler
+from swath.keys import Key, nested
 from swath.rollout.delivery import TRAJ_IDS
-from swath.rollout.layout import Field, Key, nested
-from swath.workers.board import Ledger
+from swath.rollout.layout import Field
+from swath.workers.status_page import Ledger
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,23 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from swath.envs.base import EnvBase
-from swath.envs.gym_rows import GymRowEnv
-from swath.envs.serial import SerialEnv
+from swath.process.channel import Channel, Packed, pack
+from swath.process.memory import map_descriptor
+from swath.process.seeding import seed_process
+from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, Watch
 from swath.rollout.boundaries import Stepper
-from swath.workers.board import Page
-from swath.workers.channel import Channel, Packed, pack
-from swath.workers.memory import map_descriptor
-from swath.workers.orders import EnvBlueprint, EnvDescription, Life
-from swath.workers.seeding import seed_process
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, Watch
-from swath.workers.stage import ENDED, FAILED, READY, RESET, STEP_AND_RESET, Stage, StagePlan
+from swath.stepping.shared_steps import ENDED, FAILED, READY, RESET, STEP_AND_RESET, SharedSteps, SharedStepsPlan
+from swath.stepping.spec import EnvDescription, EnvWorkerSpec
+from swath.workers.spec import Incarnation
+from swath.workers.status_page import StatusPage
+
+if TYPE_CHECKING:
+    from swath.envs.base import EnvBase
 
 #: How long a worker sleeps at most before it looks whether it is to leave.
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -52,12 +53,12 @@ class _StepLimit:
 class EnvHost:
     """Several envs, and the stage on which they are stepped."""
 
-    def __init__(self, blueprint: EnvBlueprint, frames: Any = None) -> None:
-        self._blueprint = blueprint
+    def __init__(self, spec: EnvWorkerSpec, frames: Any = None) -> None:
+        self._blueprint = spec
         #: A cell in which frames are counted.
         self._frames = [0] if frames is None else frames
         self._made: list[EnvBase] = []
-        self.stage: Stage | None = None
+        self.stage: SharedSteps | None = None
         self._stepper: Stepper
         self._limit: _StepLimit | None = None
         self._errors: dict[int, BaseException] = {}
@@ -74,27 +75,25 @@ class EnvHost:
             for env in self._made:
                 if "truncated" not in env.done_keys:
                     env.add_truncated_keys()
-        self._env = SerialEnv(len(self._made), [lambda env=env: env for env in self._made])
+        self._env = plan.join(self._made)
         self._env.first_index = plan.members.start
         self._rows_per_env = first.batch_size.numel()
-        # Gymnasium envs know where they are; others are given the root of every step.
-        self._reads_roots = not isinstance(self._env, GymRowEnv)
         if max_steps is not None:
             self._limit = _StepLimit(self._env.batch_size.numel(), max_steps)
         layout = self._env.row_layout()
         return EnvDescription(
             env_size=first.batch_size,
             device=first.device,
-            specs=first._full_specs,
+            specs=first.full_specs,
             layout=layout,
             env=str(first),
             resets_single_envs=all(env.resets_single_envs for env in self._made),
             steps_stay_in_episodes=all(env.steps_stay_in_episodes for env in self._made),
         )
 
-    def set_stage(self, memory: torch.Tensor, plan: StagePlan, ready: Semaphore | ThreadSemaphore) -> None:
+    def set_shared_steps(self, memory: torch.Tensor, plan: SharedStepsPlan, ready: Semaphore | ThreadSemaphore) -> None:
         before = self.stage
-        self.stage = stage = Stage(memory, plan, ready)
+        self.stage = stage = SharedSteps(memory, plan, ready)
         if before is not None:  # where the envs are
             for key, column in stage.strip.carried.items():
                 column.tensor[0].copy_(before.strip.carried[key].tensor[0])
@@ -141,7 +140,7 @@ class EnvHost:
                 self._stepper.reset(row + 1, ended)
                 if self._limit is not None:
                     self._limit.restart(ended)
-            if self._keeps_one_step and self._reads_roots:
+            if self._keeps_one_step and self._env.reads_roots:
                 for column, _ in self._columns:
                     column.tensor[0, rows.start : rows.stop] = column.tensor[1, rows.start : rows.stop]
             return READY if ended is None else ENDED
@@ -213,18 +212,18 @@ class EnvHost:
 class EnvWorker:
     """A host in a process: it sleeps until its semaphore is raised."""
 
-    def __init__(self, channel: Channel, page: Page, blueprint: EnvBlueprint, life: Life) -> None:
+    def __init__(self, channel: Channel, page: StatusPage, spec: EnvWorkerSpec, incarnation: Incarnation) -> None:
         self._channel = channel
         self._page = page
-        self._blueprint = blueprint
-        self._life = life
+        self._blueprint = spec
+        self._incarnation = incarnation
         self.leaving = False
-        self._host = EnvHost(blueprint, page.cell("frames"))
+        self._host = EnvHost(spec, page.cell("frames"))
 
     def build(self) -> EnvDescription:
         plan = self._blueprint
         torch.set_num_threads(plan.num_threads)
-        seed_process(plan.base_seed, plan.worker, self._life.number)
+        seed_process(plan.base_seed, plan.worker, self._incarnation.number)
         description = self._host.build()
         self._go = Semaphore(self._page.semaphore_memory, initial=0)
         self._page.write(started_at=time.monotonic())
@@ -247,11 +246,11 @@ class EnvWorker:
             kind, *arguments = self._channel.receive()
             getattr(self, f"_on_{kind}")(*arguments)
 
-    def _on_stage(self, plan: StagePlan, num_bytes: int) -> None:
+    def _on_shared_steps(self, plan: SharedStepsPlan, num_bytes: int) -> None:
         descriptor = self._channel.receive_descriptor()
         memory = map_descriptor(descriptor, num_bytes)
         os.close(descriptor)
-        self._host.set_stage(memory, plan, Semaphore(memory[:SEMAPHORE_BYTES]))
+        self._host.set_shared_steps(memory, plan, Semaphore(memory[:SEMAPHORE_BYTES]))
 
     def _on_close(self) -> None:
         self.leaving = True

@@ -14,19 +14,19 @@ from typing import Any, Protocol
 import torch
 
 from swath.errors import EnvClosed, WorkerDied
+from swath.process.memory import SharedMemory
+from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, semaphore_of_threads
 from swath.process.start import StartMethod
-from swath.workers.fleet import Fleet, Member, has_ended
-from swath.workers.memory import SharedMemory
-from swath.workers.orders import EnvBlueprint, EnvDescription
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, semaphore_of_threads
-from swath.workers.stage import StagePlan
+from swath.stepping.shared_steps import SharedStepsPlan
+from swath.stepping.spec import EnvDescription, EnvWorkerSpec
+from swath.workers.pool import WorkerHandle, WorkerPool, has_ended
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_CLOSE = 3.0
 
 
 #: The memory, and what is raised in it when an order was followed.
-NewStage = tuple[torch.Tensor, Semaphore | ThreadSemaphore]
+NewSharedSteps = tuple[torch.Tensor, Semaphore | ThreadSemaphore]
 
 
 class Hosts(Protocol):
@@ -35,7 +35,7 @@ class Hosts(Protocol):
     descriptions: list[EnvDescription]
     go: Sequence[Semaphore | ThreadSemaphore]
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
+    def set_shared_steps(self, plans: Sequence[SharedStepsPlan], num_bytes: int) -> NewSharedSteps:
         """Give all hosts a new memory to step their envs in."""
         ...
 
@@ -59,54 +59,54 @@ class Hosts(Protocol):
 class ProcessHosts:
     """Hosts in worker processes."""
 
-    def __init__(self, blueprints: Sequence[EnvBlueprint], method: StartMethod) -> None:
+    def __init__(self, specs: Sequence[EnvWorkerSpec], method: StartMethod) -> None:
         self.go: Sequence[Semaphore | ThreadSemaphore] = []
         self._memory: SharedMemory | None = None
-        self.fleet = Fleet(
-            blueprints,
+        self.workers = WorkerPool(
+            specs,
             method=method,
             receivers=lambda worker: {},
             started=lambda worker: None,
             on_wake=self._wake,
             closed=lambda: EnvClosed("the envs were closed while they were used; make new ones"),
         )
-        self.descriptions: list[EnvDescription] = [member.description for member in self.fleet.members]  # type: ignore[misc]
-        self.go = [Semaphore(member.page.semaphore_memory) for member in self.fleet.members]
+        self.descriptions: list[EnvDescription] = [handle.description for handle in self.workers.handles]  # type: ignore[misc]
+        self.go = [Semaphore(handle.page.semaphore_memory) for handle in self.workers.handles]
 
-    def _wake(self, member: Member) -> None:
+    def _wake(self, handle: WorkerHandle) -> None:
         if self.go:
-            self.go[member.number].release()
+            self.go[handle.number].release()
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
+    def set_shared_steps(self, plans: Sequence[SharedStepsPlan], num_bytes: int) -> NewSharedSteps:
         memory = SharedMemory(num_bytes)
         ready = Semaphore(memory.bytes_[:SEMAPHORE_BYTES], initial=0)
-        for member, plan in zip(self.fleet.members, plans, strict=True):
+        for handle, plan in zip(self.workers.handles, plans, strict=True):
             with suppress(OSError):  # it died: found out by the next wait
-                member.channel.send_descriptor(memory.descriptor, "stage", plan, num_bytes)  # type: ignore[arg-type]
-            member.page.waiting[0] = 1
-            self._wake(member)
+                handle.channel.send_descriptor(memory.descriptor, "shared_steps", plan, num_bytes)  # type: ignore[arg-type]
+            handle.page.waiting[0] = 1
+            self._wake(handle)
         self.call("ping")  # all have it: the descriptor is needed no more
         memory.close_descriptor()
         self._memory = memory
         return memory.bytes_, ready
 
     def call(self, name: str, *args: Any, workers: Sequence[int] | None = None) -> list[Any]:
-        members = None if workers is None else [self.fleet.members[worker] for worker in workers]
-        return self.fleet.call(name, *args, members=members)
+        handles = None if workers is None else [self.workers.handles[worker] for worker in workers]
+        return self.workers.call(name, *args, handles=handles)
 
     def check(self) -> None:
-        for member in self.fleet.members:
-            if has_ended(member):
-                self.fleet.handle_end(member)
+        for handle in self.workers.handles:
+            if has_ended(handle):
+                self.workers.handle_end(handle)
 
     def end(self, worker: int) -> None:
-        self.fleet.kill(self.fleet.members[worker])
+        self.workers.kill(self.workers.handles[worker])
 
     def who(self, worker: int) -> str:
-        return self.fleet.members[worker].who
+        return self.workers.handles[worker].who
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        self.fleet.shutdown(timeout_s)
+        self.workers.shutdown(timeout_s)
 
 
 class _Question:
@@ -123,13 +123,13 @@ class _Question:
 class _HostThread:
     """A host in a thread, which also makes and closes the envs: some may only be used by who made them."""
 
-    def __init__(self, blueprint: EnvBlueprint) -> None:
-        self.blueprint = blueprint
+    def __init__(self, spec: EnvWorkerSpec) -> None:
+        self.spec = spec
         self.go = semaphore_of_threads()
         self.questions: deque[_Question] = deque()
-        self.host = blueprint.make_host()
+        self.host = spec.make_host()
         self.leaving = False
-        self.thread = threading.Thread(target=self._run, name=f"swath-env-thread-{blueprint.worker}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"swath-env-thread-{spec.worker}", daemon=True)
 
     def ask(self, name: str, *args: Any) -> _Question:
         question = _Question(name, args)
@@ -158,8 +158,8 @@ class _HostThread:
 class ThreadHosts:
     """Hosts in threads of this process: for envs that wait for something outside, and for those that cannot leave."""
 
-    def __init__(self, blueprints: Sequence[EnvBlueprint]) -> None:
-        self._threads = [_HostThread(blueprint) for blueprint in blueprints]
+    def __init__(self, specs: Sequence[EnvWorkerSpec]) -> None:
+        self._threads = [_HostThread(spec) for spec in specs]
         self._owner_pid = os.getpid()
         self.go: Sequence[Semaphore | ThreadSemaphore] = [each.go for each in self._threads]
         for each in self._threads:
@@ -172,9 +172,11 @@ class ThreadHosts:
             self.shutdown()
             raise
 
-    def set_stage(self, plans: Sequence[StagePlan], num_bytes: int) -> NewStage:
+    def set_shared_steps(self, plans: Sequence[SharedStepsPlan], num_bytes: int) -> NewSharedSteps:
         memory, ready = torch.zeros(num_bytes, dtype=torch.uint8), semaphore_of_threads()
-        asked = [each.ask("set_stage", memory, plan, ready) for each, plan in zip(self._threads, plans, strict=True)]
+        asked = [
+            each.ask("set_shared_steps", memory, plan, ready) for each, plan in zip(self._threads, plans, strict=True)
+        ]
         for question in asked:
             self._result(question)
         return memory, ready
@@ -193,14 +195,14 @@ class ThreadHosts:
     def check(self) -> None:
         for each in self._threads:
             if not each.thread.is_alive():
-                raise WorkerDied(f"{self.who(each.blueprint.worker)} has ended", each.blueprint.worker)
+                raise WorkerDied(f"{self.who(each.spec.worker)} has ended", each.spec.worker)
 
     def end(self, worker: int) -> None:
         """A thread cannot be ended from outside: it stays where it is until its env returns."""
         self._threads[worker].leaving = True
 
     def who(self, worker: int) -> str:
-        members = self._threads[worker].blueprint.members
+        members = self._threads[worker].spec.members
         envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
         return f"thread {worker} ({envs})"
 

@@ -14,7 +14,7 @@ from swath.workers.layout import AUTO, WorkerLayout
 
 
 @dataclass(frozen=True)
-class EnvMember:
+class RequestedEnv:
     """One env that was asked for: how it is made, and what runs in it."""
 
     factory: Any
@@ -30,13 +30,13 @@ class EnvMember:
 
 
 @dataclass(frozen=True)
-class Crew:
+class Assignment:
     """All members, and the worker that each is in."""
 
-    members: tuple[EnvMember, ...]
+    members: tuple[RequestedEnv, ...]
     layout: WorkerLayout
 
-    def of_worker(self, worker: int) -> tuple[EnvMember, ...]:
+    def of_worker(self, worker: int) -> tuple[RequestedEnv, ...]:
         members = self.layout.members[worker]
         return self.members[members.start : members.stop]
 
@@ -80,7 +80,7 @@ def list_frames(frames_per_batch: Any, count: int, is_shared: bool) -> list[int]
 
 def resolve_members(
     config: WorkersConfig, is_shared: bool, num_workers: Any, envs_per_worker: int | None
-) -> tuple[EnvMember, ...]:
+) -> tuple[RequestedEnv, ...]:
     factories = list_factories(config.create_env_fn, num_workers, envs_per_worker)
     count = len(factories)
     named_devices = {
@@ -91,7 +91,7 @@ def resolve_members(
     }
     each = {name: for_each(name, given, count, RuntimeError) for name, given in named_devices.items()}
     return tuple(
-        EnvMember(factory, kwargs or {}, devices, make_policy, frames)
+        RequestedEnv(factory, kwargs or {}, devices, make_policy, frames)
         for factory, kwargs, devices, make_policy, frames in zip(
             factories,
             for_each("create_env_kwargs", config.create_env_kwargs, count, ValueError),
@@ -111,7 +111,7 @@ def check_counts(num_workers: Any, envs_per_worker: Any) -> tuple[Any, int | Non
     return num_workers, envs_per_worker
 
 
-def spread(members: Sequence[EnvMember], num_workers: int | None, envs_per_worker: int | None) -> WorkerLayout:
+def spread(members: Sequence[RequestedEnv], num_workers: int | None, envs_per_worker: int | None) -> WorkerLayout:
     if num_workers is not None and envs_per_worker is not None and num_workers * envs_per_worker != len(members):
         raise ValueError(
             f"num_workers={num_workers} times envs_per_worker={envs_per_worker} is not the {len(members)} envs of "

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.rollout.layout import Field, Key
-from swath.workers.memory import SharedMemory
+from swath.keys import Key
+from swath.process.memory import SharedMemory
+from swath.rollout.layout import Field
 
 _ALIGNMENT = 64
 #: A consumer may keep as many batches as it likes; beyond this, a block is given away for good, and with it its
@@ -112,7 +113,7 @@ class Block:
     def __init__(self, number: int, num_bytes: int) -> None:
         self.number = number
         self.memory = SharedMemory(num_bytes)
-        #: Workers (by number and life) that have mapped it.
+        #: Workers (by number and incarnation) that have mapped it.
         self.known_to: set[tuple[int, int]] = set()
 
 

@@ -1,4 +1,4 @@
-"""What a worker and its owner say to each other: what it is made from, what it is, what to do, what was done."""
+"""What a worker that collects and its owner say to each other: what it is, what to do, what was done."""
 
 from __future__ import annotations
 
@@ -8,43 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swath.errors import add_note
-from swath.rollout.layout import Field, Layout
+from swath.rollout.layout import Field
+from swath.workers.spec import EnvsOfWorker, Incarnation
 
 if TYPE_CHECKING:
-    from swath.envs.base import EnvBase
     from swath.rollout.structure import Structure
 
 
 @dataclass(frozen=True)
-class EnvsOfWorker:
-    """Which envs a worker has, and how they are made."""
-
-    worker: int
-    members: range
-    factories: Sequence[Any]
-    env_kwargs: Sequence[Mapping[str, Any]]
-
-    def make_envs(self, made: list[EnvBase]) -> None:
-        """Make them, one after the other, into a list: whoever called closes them, also if one cannot be made."""
-        from swath.envs.making import make_env
-
-        for member, factory, kwargs in zip(self.members, self.factories, self.env_kwargs, strict=True):
-            try:
-                made.append(make_env(factory, kwargs))
-            except Exception as error:
-                add_note(error, f"swath: raised while env {member} was made")
-                raise
-
-    def pieces(self) -> Iterator[tuple[str, Any]]:
-        """What it is made of, by what its users call it."""
-        for member, factory in zip(self.members, self.factories, strict=True):
-            yield f"create_env_fn of env {member}", factory
-        yield "create_env_kwargs", self.env_kwargs
-
-
-@dataclass(frozen=True)
-class Blueprint(EnvsOfWorker):
+class WorkerSpec(EnvsOfWorker):
     """All that a worker is made from; travels by cloudpickle."""
 
     #: Of the collector.
@@ -61,10 +33,10 @@ class Blueprint(EnvsOfWorker):
     num_threads: int
     init_fn: Callable[[], Any] | None
 
-    def make_worker(self, channel: Any, page: Any, life: Life) -> Any:
-        from swath.workers.worker import Worker  # in the worker only: its owner needs none of it
+    def make_worker(self, channel: Any, page: Any, incarnation: Incarnation) -> Any:
+        from swath.remote.worker import Worker  # in the worker only: its owner needs none of it
 
-        return Worker(channel, page, self, life)
+        return Worker(channel, page, self, incarnation)
 
     def pieces(self) -> Iterator[tuple[str, Any]]:
         yield from super().pieces()
@@ -75,52 +47,7 @@ class Blueprint(EnvsOfWorker):
 
 
 @dataclass(frozen=True)
-class EnvBlueprint(EnvsOfWorker):
-    """What a worker is made from that only steps envs, for an owner who has the policy."""
-
-    #: Truncate an episode after so many steps.
-    max_steps: int | None
-    base_seed: int
-    num_threads: int
-
-    def make_worker(self, channel: Any, page: Any, life: Life) -> Any:
-        from swath.workers.env_worker import EnvWorker
-
-        return EnvWorker(channel, page, self, life)
-
-    def make_host(self) -> Any:
-        from swath.workers.env_worker import EnvHost
-
-        return EnvHost(self)
-
-
-@dataclass(frozen=True)
-class EnvDescription:
-    """What a worker says of its envs, which are alike."""
-
-    #: The batch size of each env.
-    env_size: torch.Size
-    device: torch.device | None
-    #: The env's specs by kind: "observation", "action" and so on.
-    specs: Mapping[str, Any]
-    #: Of one env.
-    layout: Layout
-    env: str
-    resets_single_envs: bool
-    steps_stay_in_episodes: bool = True
-    merged: bool = True
-
-
-class Life(NamedTuple):
-    """What differs when a worker is started again."""
-
-    number: int = 0
-    #: No trajectory id below this is used.
-    first_traj_id: int = 0
-
-
-@dataclass(frozen=True)
-class Description:
+class WorkerDescription:
     """What a worker says of itself once it is ready."""
 
     env_size: torch.Size
@@ -131,7 +58,7 @@ class Description:
     structure: Structure | None = None
 
 
-class Order(NamedTuple):
+class CollectRequest(NamedTuple):
     """Collect a batch."""
 
     number: int
@@ -174,7 +101,7 @@ def random_in_lanes(random_frames: int, steps: Sequence[int], num_rows: int) -> 
 INTO_BUFFER = -1
 
 
-class Ready(NamedTuple):
+class CollectResult(NamedTuple):
     """A batch is there: how many steps in each lane, and which version of the weights acted from which step on."""
 
     number: int

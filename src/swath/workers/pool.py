@@ -19,16 +19,17 @@ from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 from swath.errors import CollectorClosed, WorkerDied, WorkerError, WorkerHangs
-from swath.process import ctrl_c
+from swath.process import ctrl_c, pickling
+from swath.process.channel import Channel, new_pipe, unpack
 from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.memory import SharedMemory, require_descriptors
 from swath.process.start import StartMethod
 from swath.process.supervise import EndedAtExit, Process, end_processes, how_it_ended
-from swath.workers import pickling
-from swath.workers.board import LEFT_BEHIND, PAGE_BYTES, Page, Shares
-from swath.workers.channel import Channel, new_pipe, unpack
-from swath.workers.memory import SharedMemory, require_descriptors
-from swath.workers.orders import Blueprint, Description, EnvBlueprint, EnvDescription, Life, Ready
+from swath.remote.requests import CollectResult, WorkerDescription, WorkerSpec
+from swath.stepping.spec import EnvDescription, EnvWorkerSpec
 from swath.workers.process import main
+from swath.workers.spec import Incarnation
+from swath.workers.status_page import LEFT_BEHIND, PAGE_BYTES, Shares, StatusPage
 
 #: How long the others may take to stop when one worker failed.
 _SECONDS_TO_SALVAGE = 0.6
@@ -44,22 +45,22 @@ _LONGEST_BACK_OFF_S = 5.0
 
 
 @dataclass
-class Member:
+class WorkerHandle:
     """One worker, as its owner sees it."""
 
-    blueprint: Blueprint | EnvBlueprint
-    page: Page
+    spec: WorkerSpec | EnvWorkerSpec
+    page: StatusPage
     payload: bytes
     process: Process = None  # type: ignore[assignment]
     #: Of the last process, also while there is no other yet.
     pid: int | None = None
     channel: Channel = None  # type: ignore[assignment]
-    #: It has its board and its blueprint, and reads messages.
+    #: It has its board and its spec, and reads messages.
     handed_over: bool = False
     #: There is nobody at the other end of the channel.
     hung_up: bool = False
-    life: Life = field(default_factory=Life)
-    description: Description | EnvDescription | None = None
+    incarnation: Incarnation = field(default_factory=Incarnation)
+    description: WorkerDescription | EnvDescription | None = None
     replies: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     #: The exception that the worker left with, the order it was following, and the steps it completed of it.
     failure: tuple[BaseException, int, list[int]] | None = None
@@ -74,7 +75,7 @@ class Member:
 
     @property
     def number(self) -> int:
-        return self.blueprint.worker
+        return self.spec.worker
 
     @property
     def frames(self) -> int:
@@ -84,9 +85,9 @@ class Member:
     def frames_under_way(self) -> int:
         """Of the batch that it collects; 0 where envs of a batch size of their own take turns."""
         about = self.description
-        if about is None or not (about.merged or len(self.blueprint.members) == 1):
+        if about is None or not (about.merged or len(self.spec.members) == 1):
             return 0
-        return self.page.integer("beat") * len(self.blueprint.members) * about.env_size.numel()
+        return self.page.integer("beat") * len(self.spec.members) * about.env_size.numel()
 
     @property
     def sentinel(self) -> int:
@@ -105,21 +106,21 @@ class Member:
 
     @property
     def who(self) -> str:
-        members = self.blueprint.members
-        envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
-        return f"worker {self.number} (pid {self.pid or 'not started'}, {envs})"
+        envs = self.spec.members
+        shown = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start} to {envs.stop - 1}"
+        return f"worker {self.number} (pid {self.pid or 'not started'}, {shown})"
 
 
 class _LostAgain(Exception):
     """A worker was lost while it was being started again."""
 
-    def __init__(self, member: Member, error: BaseException) -> None:
-        self.member = member
+    def __init__(self, handle: WorkerHandle, error: BaseException) -> None:
+        self.handle = handle
         self.error = error
 
 
-class Fleet:
-    """Worker processes, one for each blueprint.
+class WorkerPool:
+    """Worker processes, one for each spec.
 
     Args:
         receivers: the worker's half of the weight schemes, by model id.
@@ -134,15 +135,15 @@ class Fleet:
 
     def __init__(
         self,
-        blueprints: Sequence[Blueprint] | Sequence[EnvBlueprint],
+        specs: Sequence[WorkerSpec] | Sequence[EnvWorkerSpec],
         *,
         method: StartMethod,
         receivers: Callable[[int], Mapping[str, Any]],
         started: Callable[[int], None],
         restarts: int = 0,
         step_timeout_s: float | None = None,
-        on_restart: Callable[[Member, BaseException], None] | None = None,
-        on_wake: Callable[[Member], None] | None = None,
+        on_restart: Callable[[WorkerHandle, BaseException], None] | None = None,
+        on_wake: Callable[[WorkerHandle], None] | None = None,
         closed: Callable[[], Exception] = lambda: CollectorClosed("shut down by another thread"),
         lock: Any = None,
     ) -> None:
@@ -158,28 +159,28 @@ class Fleet:
         self._ends = threading.Event()
         self._ending = threading.RLock()
         self._use = _Use()
-        self._board = SharedMemory(PAGE_BYTES * len(blueprints))
+        self._board = SharedMemory(PAGE_BYTES * len(specs))
         self._num_calls = 0
         self._lock = threading.RLock() if lock is None else lock
         self._reviving: set[int] = set()
         self._next_look_at = 0.0
         #: Batches that are there and were not taken yet, in the order in which they came.
-        self.arrived: deque[tuple[Member, Ready]] = deque()
+        self.arrived: deque[tuple[WorkerHandle, CollectResult]] = deque()
         #: A forked copy of this process has a copy of this object; the workers are not its children.
         self.owner_pid = os.getpid()
-        self.members: list[Member] = []
-        for blueprint in blueprints:
-            self.members.append(
-                Member(blueprint, Page(self._board.bytes_, blueprint.worker), payload=dump_blueprint(blueprint))
+        self.handles: list[WorkerHandle] = []
+        for spec in specs:
+            self.handles.append(
+                WorkerHandle(spec, StatusPage(self._board.bytes_, spec.worker), payload=dump_spec(spec))
             )
-        _fleets.add(self)
+        _pools.add(self)
         try:
-            for member in self.members:
-                self._start(member)
-            for member in self.members:
-                self._hand_over(member)
-            for member in self.members:
-                self._await_hello(member)
+            for handle in self.handles:
+                self._start(handle)
+            for handle in self.handles:
+                self._hand_over(handle)
+            for handle in self.handles:
+                self._await_hello(handle)
         except BaseException:
             self.shutdown(timeout_s=1.0)
             raise
@@ -187,322 +188,326 @@ class Fleet:
     # -- starting --------------------------------------------------------------------------------------------------
 
     @ctrl_c_waits
-    def _start(self, member: Member) -> None:
+    def _start(self, handle: WorkerHandle) -> None:
         # A server that is left in the middle of a request ends, and with it what we know of other workers.
-        require_descriptors(_DESCRIPTORS_TO_START, f"start worker {member.number}")
+        require_descriptors(_DESCRIPTORS_TO_START, f"start worker {handle.number}")
         try:
-            with new_pipe() as (member.channel, theirs):
-                args = theirs, self._receivers(member.number), member.number, member.life, self._board.num_bytes
-                member.process = Process(self._method, main, args, f"swath-worker-{member.number}")
+            with new_pipe() as (handle.channel, theirs):
+                args = theirs, self._receivers(handle.number), handle.number, handle.incarnation, self._board.num_bytes
+                handle.process = Process(self._method, main, args, f"swath-worker-{handle.number}")
         except EOFError as error:
             raise WorkerDied(
-                f"worker {member.number} could not be started: the server that forks workers is gone (was it killed?)",
-                member.number,
+                f"worker {handle.number} could not be started: the server that forks workers is gone (was it killed?)",
+                handle.number,
             ) from error
-        member.pid = member.process.pid
-        member.hung_up = member.handed_over = False
-        self._started(member.number)
+        handle.pid = handle.process.pid
+        handle.hung_up = handle.handed_over = False
+        self._started(handle.number)
         if self._ends.is_set():  # by another thread, that did not know of this one
-            self.kill(member)
-            self._let_go(member)
+            self.kill(handle)
+            self._let_go(handle)
             raise self._closed_error()
 
     def _require_open(self) -> None:
         if self._ends.is_set():
             raise self._closed_error()
 
-    def _hand_over(self, member: Member) -> None:
-        """Give a worker its board and its blueprint."""
+    def _hand_over(self, handle: WorkerHandle) -> None:
+        """Give a worker its board and its spec."""
         with contextlib.suppress(OSError):  # it died: found out below
             assert self._board.descriptor is not None
-            member.channel.send_descriptor(self._board.descriptor)
-            member.channel.send_pickled(member.payload)
-            member.handed_over = True
+            handle.channel.send_descriptor(self._board.descriptor)
+            handle.channel.send_pickled(handle.payload)
+            handle.handed_over = True
 
-    def _await_hello(self, member: Member) -> None:
-        while member.description is None:
-            for lost in self._wait_for([member], None) or ([member] if member.failure is not None else []):
+    def _await_hello(self, handle: WorkerHandle) -> None:
+        while handle.description is None:
+            for lost in self._wait_for([handle], None) or ([handle] if handle.failure is not None else []):
                 self._raise_loss(lost)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
     @ctrl_c_waits
-    def send(self, member: Member, *message: Any, wake: bool = False) -> None:
+    def send(self, handle: WorkerHandle, *message: Any, wake: bool = False) -> None:
         """A message; with ``wake`` also in the middle of a batch. To a dead worker it is lost: the next wait tells."""
         if message[0] in ("collect", "weights"):
-            self._now_due(member)
+            self._now_due(handle)
         elif message[0] == "void":
-            member.due = 0
+            handle.due = 0
         with contextlib.suppress(OSError):
-            member.channel.send(*message)
+            handle.channel.send(*message)
         if wake:
-            self._wake(member)
+            self._wake(handle)
 
-    def _wake(self, member: Member) -> None:
-        member.page.waiting[0] = 1
+    def _wake(self, handle: WorkerHandle) -> None:
+        handle.page.waiting[0] = 1
         if self._on_wake is not None:
-            self._on_wake(member)
+            self._on_wake(handle)
 
     @ctrl_c_waits
-    def send_block(self, member: Member, block: Any, layout: Any) -> None:
+    def send_block(self, handle: WorkerHandle, block: Any, layout: Any) -> None:
         """Map a block in a worker that does not have it yet."""
-        key = member.number, member.life.number
+        key = handle.number, handle.incarnation.number
         if key not in block.known_to:
             with contextlib.suppress(OSError):
-                member.channel.send_descriptor(block.memory.descriptor, "map", block.number, layout)
+                handle.channel.send_descriptor(block.memory.descriptor, "map", block.number, layout)
             block.known_to.add(key)
 
-    def send_descriptor(self, member: Member, descriptor: int, *announcement: Any) -> None:
+    def send_descriptor(self, handle: WorkerHandle, descriptor: int, *announcement: Any) -> None:
         with contextlib.suppress(OSError):
-            member.channel.send_descriptor(descriptor, *announcement)
+            handle.channel.send_descriptor(descriptor, *announcement)
 
     @ctrl_c_waits
-    def call(self, name: str, *args: Any, members: Iterable[Member] | None = None, **kwargs: Any) -> list[Any]:
+    def call(self, name: str, *args: Any, handles: Iterable[WorkerHandle] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of workers (all by default), at the same time; what they returned."""
-        chosen = self.members if members is None else list(members)
-        asked = {member.number: self._ask(member, name, args, kwargs) for member in chosen}
+        chosen = self.handles if handles is None else list(handles)
+        asked = {handle.number: self._ask(handle, name, args, kwargs) for handle in chosen}
         results = []
-        for member in chosen:
-            number, life = asked[member.number]
-            while number not in member.replies:
+        for handle in chosen:
+            number, incarnation = asked[handle.number]
+            while number not in handle.replies:
                 # Another thread may take its answer out of the pipe: looked at again after a moment.
-                self.wait([member], _SECONDS_BETWEEN_LOOKS)
-                if member.life != life:  # it was started again since it was asked, maybe by another thread
-                    number, life = self._ask(member, name, args, kwargs)
-            succeeded, value = member.replies.pop(number)
+                self.wait([handle], _SECONDS_BETWEEN_LOOKS)
+                if handle.incarnation != incarnation:  # it was started again meanwhile, maybe by another thread
+                    number, incarnation = self._ask(handle, name, args, kwargs)
+            succeeded, value = handle.replies.pop(number)
             if not succeeded:
-                raise unpack(value, member.number, member.who)
+                raise unpack(value, handle.number, handle.who)
             results.append(value)
         return results
 
-    def _now_due(self, member: Member) -> None:
-        if not member.due:
-            member.beat_seen_at = time.monotonic()
-        member.due += 1
+    def _now_due(self, handle: WorkerHandle) -> None:
+        if not handle.due:
+            handle.beat_seen_at = time.monotonic()
+        handle.due += 1
 
-    def _ask(self, member: Member, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Life]:
+    def _ask(
+        self, handle: WorkerHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, Incarnation]:
         """The number of the question, and who was asked."""
         with self._lock:  # another thread may be starting it again
             self._num_calls += 1
-            self._now_due(member)
+            self._now_due(handle)
             with contextlib.suppress(OSError):
-                member.channel.send_anything("call", self._num_calls, name, args, kwargs)
-            self._wake(member)
-            return self._num_calls, member.life
+                handle.channel.send_anything("call", self._num_calls, name, args, kwargs)
+            self._wake(handle)
+            return self._num_calls, handle.incarnation
 
     @ctrl_c_waits
-    def wait(self, members: Sequence[Member] | None = None, timeout_s: float | None = None) -> None:
+    def wait(self, handles: Sequence[WorkerHandle] | None = None, timeout_s: float | None = None) -> None:
         """Wait for a message of any of these workers, and sort it in.
 
         Raises, or starts a worker again, when one died, raised or hangs.
         """
-        members = self.members if members is None else members
-        gone = self._wait_for(members, timeout_s)
+        handles = self.handles if handles is None else handles
+        gone = self._wait_for(handles, timeout_s)
         with self._lock:
-            for member in members:
-                if member.failure is not None or (member in gone and has_ended(member)):
-                    self.handle_loss(member)
+            for handle in handles:
+                if handle.failure is not None or (handle in gone and has_ended(handle)):
+                    self.handle_loss(handle)
 
     @ctrl_c_waits
-    def handle_end(self, member: Member) -> None:
+    def handle_end(self, handle: WorkerHandle) -> None:
         """A worker's process has ended, or is about to; another thread may have noticed already."""
         with self._use, self._lock:
-            self._drain(member)
-            if member.failure is not None or has_ended(member) or self._leaves(member):
-                self.handle_loss(member)
+            self._drain(handle)
+            if handle.failure is not None or has_ended(handle) or self._leaves(handle):
+                self.handle_loss(handle)
 
-    def _leaves(self, member: Member) -> bool:
+    def _leaves(self, handle: WorkerHandle) -> bool:
         """Wait a moment for a worker that closed a connection to end, or to say why it will."""
-        wait([member.sentinel, member.channel.connection], timeout=1.0)
-        self._drain(member)
+        wait([handle.sentinel, handle.channel.connection], timeout=1.0)
+        self._drain(handle)
         return True
 
-    def _wait_for(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
+    def _wait_for(self, handles: Sequence[WorkerHandle], timeout_s: float | None) -> list[WorkerHandle]:
         """For a moment at most. Members that died meanwhile, and left no exception, are returned.
 
         Another thread may sort in what this one waits for, or start a worker again: it is looked at anew each time.
         """
         with self._use:
-            return self._wait_in_use(members, timeout_s)
+            return self._wait_in_use(handles, timeout_s)
 
-    def _wait_in_use(self, members: Sequence[Member], timeout_s: float | None) -> list[Member]:
+    def _wait_in_use(self, handles: Sequence[WorkerHandle], timeout_s: float | None) -> list[WorkerHandle]:
         self._require_open()
         limit = _SECONDS_BETWEEN_LOOKS if timeout_s is None else min(timeout_s, _SECONDS_BETWEEN_LOOKS)
         with self._lock:
-            channels = {member.channel.connection: member for member in members}
-            sentinels = {member.sentinel: member for member in members}
+            channels = {handle.channel.connection: handle for handle in handles}
+            sentinels = {handle.sentinel: handle for handle in handles}
         try:
             ready = ctrl_c.wait([*channels, *sentinels], timeout=limit)
         except (OSError, ValueError):  # closed meanwhile; or for good
             ready = []
-        self.look_for_hangs(members)
+        self.look_for_hangs(handles)
         gone = []
         with self._lock:
             for entry in ready:
                 if entry in channels:
                     self._drain(channels[entry])  # type: ignore[index]
-            for member in members:
-                ended = member.sentinel in (*ready, -1) or member.hung_up
-                if ended and member.channel.connection in channels:  # else another thread has started it again
-                    self._drain(member)  # what it said before it died
-                    if member.failure is None:
-                        gone.append(member)
+            for handle in handles:
+                ended = handle.sentinel in (*ready, -1) or handle.hung_up
+                if ended and handle.channel.connection in channels:  # else another thread has started it again
+                    self._drain(handle)  # what it said before it died
+                    if handle.failure is None:
+                        gone.append(handle)
         return gone
 
-    def wait_for_rest(self, busy: Callable[[], Iterable[Member]]) -> None:
+    def wait_for_rest(self, busy: Callable[[], Iterable[WorkerHandle]]) -> None:
         """After a loss: until none of the others is busy any more, or it takes too long. Other losses raise nothing."""
         deadline = time.monotonic() + _SECONDS_TO_SALVAGE
         with contextlib.suppress(WorkerError, CollectorClosed):
-            while waiting := [member for member in busy() if member.failure is None and not has_ended(member)]:
+            while waiting := [handle for handle in busy() if handle.failure is None and not has_ended(handle)]:
                 if (left := deadline - time.monotonic()) <= 0:
                     return
                 self._wait_for(waiting, left)
 
-    def _drain(self, member: Member) -> None:
+    def _drain(self, handle: WorkerHandle) -> None:
         try:
-            while not member.hung_up and member.channel.has_message():
-                kind, *arguments = member.channel.receive()
-                member.due -= kind in ("ready", "reply")
+            while not handle.hung_up and handle.channel.has_message():
+                kind, *arguments = handle.channel.receive()
+                handle.due -= kind in ("ready", "reply")
                 if kind == "ready":
-                    self.arrived.append((member, Ready(*arguments)))
+                    self.arrived.append((handle, CollectResult(*arguments)))
                 elif kind == "reply":
                     number, *answer = arguments
-                    member.replies[number] = tuple(answer)  # type: ignore[assignment]
+                    handle.replies[number] = tuple(answer)  # type: ignore[assignment]
                 elif kind == "hello":
-                    member.description = arguments[0]
+                    handle.description = arguments[0]
                 else:  # failed
                     order, packed, steps = arguments
-                    member.failure = unpack(packed, member.number, member.who), order, steps
+                    handle.failure = unpack(packed, handle.number, handle.who), order, steps
         except (EOFError, OSError):
-            member.hung_up = True
+            handle.hung_up = True
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def look_after(self, members: Sequence[Member]) -> None:
+    def look_after(self, handles: Sequence[WorkerHandle]) -> None:
         """While something else than messages is waited for: sort them in, lest a full pipe keeps a worker from it."""
-        self.look_for_hangs(members)
+        self.look_for_hangs(handles)
         with self._lock:
-            for member in members:
-                self._drain(member)
+            for handle in handles:
+                self._drain(handle)
 
-    def look_for_hangs(self, members: Sequence[Member]) -> None:
+    def look_for_hangs(self, handles: Sequence[WorkerHandle]) -> None:
         """Kill workers that owe something and do not get on."""
         now = time.monotonic()
         if self._step_timeout_s is None or now < self._next_look_at:
             return
         self._next_look_at = now + _SECONDS_BETWEEN_LOOKS
-        for member in members:
-            beat = member.page.integer("beat"), member.page.integer("batches")
-            if member.due <= 0 or beat != member.beat:
-                member.beat, member.beat_seen_at = beat, now
-            elif now - member.beat_seen_at > self._step_timeout_s and member.failure is None:
+        for handle in handles:
+            beat = handle.page.integer("beat"), handle.page.integer("batches")
+            if handle.due <= 0 or beat != handle.beat:
+                handle.beat, handle.beat_seen_at = beat, now
+            elif now - handle.beat_seen_at > self._step_timeout_s and handle.failure is None:
                 error = WorkerHangs(
-                    f"{member.who} is in one step for {now - member.beat_seen_at:.1f} s, longer than step_timeout_s="
+                    f"{handle.who} is in one step for {now - handle.beat_seen_at:.1f} s, longer than step_timeout_s="
                     f"{self._step_timeout_s:g}; it was killed. If the env needs longer, raise step_timeout_s",
-                    member.number,
+                    handle.number,
                 )
-                member.failure = error, -1, []
-                self.kill(member)
+                handle.failure = error, -1, []
+                self.kill(handle)
 
-    def kill(self, member: Member) -> None:
+    def kill(self, handle: WorkerHandle) -> None:
         """And wait a moment for its end."""
-        if (process := member.process) is not None:
+        if (process := handle.process) is not None:
             process.kill()
             process.has_ended(2.0)
 
-    def obituary(self, member: Member) -> WorkerDied:
+    def obituary(self, handle: WorkerHandle) -> WorkerDied:
         """Who died, how, and what to do."""
-        code = self._exit_code(member)
+        code = self._exit_code(handle)
         how = how_it_ended(code)
         if code == -signal.SIGKILL:
             how += " (by someone, or by the kernel because memory ran out)"
-        when = f"after {member.frames:,} frames" if member.description is not None else "while it started"
-        could = not self._restarts and isinstance(member.blueprint, Blueprint)
+        when = f"after {handle.frames:,} frames" if handle.description is not None else "while it started"
+        could = not self._restarts and isinstance(handle.spec, WorkerSpec)
         advice = " With restart_workers=N it would be started again." if could else ""
         return WorkerDied(
-            f"{member.who} {how} {when}; restarts {member.life.number}/{self._restarts}. What it printed may say "
-            f"more.{advice}",
-            member.number,
+            f"{handle.who} {how} {when}; restarts {handle.incarnation.number}/{self._restarts}. What it printed "
+            f"may say more.{advice}",
+            handle.number,
         )
 
-    def _exit_code(self, member: Member) -> int | None:
+    def _exit_code(self, handle: WorkerHandle) -> int | None:
         """Once the process has ended; one that only closed its connection gets a moment for it."""
-        if not member.has_ended(1.0):
-            self.kill(member)
-        return None if member.process is None else member.process.exit_code()
+        if not handle.has_ended(1.0):
+            self.kill(handle)
+        return None if handle.process is None else handle.process.exit_code()
 
-    def _raise_loss(self, member: Member) -> NoReturn:
-        if member.failure is None:
+    def _raise_loss(self, handle: WorkerHandle) -> NoReturn:
+        if handle.failure is None:
             self._require_open()  # one that was told to leave was not lost
-        error = member.failure[0] if member.failure is not None else self.obituary(member)
-        if member.number in self._reviving:
-            raise _LostAgain(member, error)
+        error = handle.failure[0] if handle.failure is not None else self.obituary(handle)
+        if handle.number in self._reviving:
+            raise _LostAgain(handle, error)
         raise error
 
-    def handle_loss(self, member: Member) -> None:
+    def handle_loss(self, handle: WorkerHandle) -> None:
         """A worker is gone, or about to leave with an exception: start it again, or raise."""
-        cut_short = member.restart_cut_short
-        may_restart = member.life.number < self._restarts and not self._ends.is_set()
-        if member.number in self._reviving or (cut_short is None and not may_restart):
-            self._raise_loss(member)
-        error = cut_short or (member.failure[0] if member.failure is not None else self.obituary(member))
-        self._reviving.add(member.number)
+        cut_short = handle.restart_cut_short
+        may_restart = handle.incarnation.number < self._restarts and not self._ends.is_set()
+        if handle.number in self._reviving or (cut_short is None and not may_restart):
+            self._raise_loss(handle)
+        error = cut_short or (handle.failure[0] if handle.failure is not None else self.obituary(handle))
+        self._reviving.add(handle.number)
         try:
             while True:
                 try:
                     with self._use:
-                        self._restart(member, error)
+                        self._restart(handle, error)
                     return
                 except _LostAgain as again:
-                    if again.member is not member:
-                        self._cut_short(member, error)
+                    if again.handle is not handle:
+                        self._cut_short(handle, error)
                         raise
                     error = again.error
-                    if member.life.number >= self._restarts:
+                    if handle.incarnation.number >= self._restarts:
                         raise error from None
                 except BaseException:
-                    self._cut_short(member, error)
+                    self._cut_short(handle, error)
                     raise
         finally:
-            self._reviving.discard(member.number)
+            self._reviving.discard(handle.number)
 
-    def _cut_short(self, member: Member, error: BaseException) -> None:
+    def _cut_short(self, handle: WorkerHandle, error: BaseException) -> None:
         """It may lack its weights, its seed, its orders: the next wait starts another one."""
-        self.kill(member)
-        member.restart_cut_short = error
+        self.kill(handle)
+        handle.restart_cut_short = error
 
     def begin_ids_at(self, first: int) -> None:
         """No worker draws a trajectory id below this any more, also if it is started again."""
-        for member in self.members:
-            member.life = member.life._replace(first_traj_id=max(member.life.first_traj_id, first))
+        for handle in self.handles:
+            handle.incarnation = handle.incarnation._replace(first_traj_id=max(handle.incarnation.first_traj_id, first))
 
-    def _restart(self, member: Member, error: BaseException) -> None:
-        self.kill(member)
-        if member.life.number:
-            back_off_s = min(_FIRST_BACK_OFF_S * 2 ** (member.life.number - 1), _LONGEST_BACK_OFF_S)
+    def _restart(self, handle: WorkerHandle, error: BaseException) -> None:
+        self.kill(handle)
+        if handle.incarnation.number:
+            back_off_s = min(_FIRST_BACK_OFF_S * 2 ** (handle.incarnation.number - 1), _LONGEST_BACK_OFF_S)
             ctrl_c.interruptible(self._ends.wait, back_off_s)
         self._require_open()
-        page = member.page
-        member.frames_before += page.integer("frames")
-        member.life = Life(member.life.number + 1, max(page.integer("next_traj_id"), member.life.first_traj_id))
+        page = handle.page
+        handle.frames_before += page.integer("frames")
+        handle.incarnation = Incarnation(
+            handle.incarnation.number + 1, max(page.integer("next_traj_id"), handle.incarnation.first_traj_id)
+        )
         page.clear(but=LEFT_BEHIND)
-        self._let_go(member)
-        member.description, member.failure, member.due = None, None, 0
-        member.replies.clear()
-        self._start(member)
-        self._hand_over(member)
-        self._await_hello(member)
+        self._let_go(handle)
+        handle.description, handle.failure, handle.due = None, None, 0
+        handle.replies.clear()
+        self._start(handle)
+        self._hand_over(handle)
+        self._await_hello(handle)
         if self._on_restart is not None:
-            self._on_restart(member, error)
-        member.restart_cut_short = None
+            self._on_restart(handle, error)
+        handle.restart_cut_short = None
 
-    def _let_go(self, member: Member) -> None:
+    def _let_go(self, handle: WorkerHandle) -> None:
         """Of a process that has ended: nothing that belongs to it stays open."""
-        process, member.process, member.hung_up = member.process, None, True
+        process, handle.process, handle.hung_up = handle.process, None, True
         if process is not None:
             process.close()
-        if member.channel is not None:
-            member.channel.close()
+        if handle.channel is not None:
+            handle.channel.close()
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -510,23 +515,23 @@ class Fleet:
         """A line for each worker; reads the board only."""
         now = time.monotonic()
         lines = []
-        for member in self.members:
-            shares = Shares.of(member.page, now)
-            started = member.page.seconds("started_at")
+        for handle in self.handles:
+            shares = Shares.of(handle.page, now)
+            started = handle.page.seconds("started_at")
             alive_s = max(now - started, 1e-9) if started else 0.0
             lines.append(
                 {
-                    "worker": member.number,
-                    "pid": member.pid,
-                    "alive": member.is_alive,
-                    "envs": list(member.blueprint.members),
-                    "frames": member.frames + member.frames_under_way,
-                    "fps": (member.page.integer("frames") + member.frames_under_way) / alive_s if alive_s else 0.0,
+                    "worker": handle.number,
+                    "pid": handle.pid,
+                    "alive": handle.is_alive,
+                    "envs": list(handle.spec.members),
+                    "frames": handle.frames + handle.frames_under_way,
+                    "fps": (handle.page.integer("frames") + handle.frames_under_way) / alive_s if alive_s else 0.0,
                     "env": shares.env,
                     "policy": shares.policy,
                     "waiting": shares.waiting,
-                    "policy_version": member.page.integer("policy_version"),
-                    "restarts": member.life.number,
+                    "policy_version": handle.page.integer("policy_version"),
+                    "restarts": handle.incarnation.number,
                 }
             )
         return lines
@@ -534,14 +539,14 @@ class Fleet:
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def ask_to_leave(self) -> None:
-        for member in self.members:
-            if member.process is None or self.owner_pid != os.getpid():
+        for handle in self.handles:
+            if handle.process is None or self.owner_pid != os.getpid():
                 continue
-            if member.handed_over:
-                member.channel.send_in_time(_SECONDS_TO_SEND, "close")
-                self._wake(member)
+            if handle.handed_over:
+                handle.channel.send_in_time(_SECONDS_TO_SEND, "close")
+                self._wake(handle)
             else:  # Ctrl-C came before: it waits for something else than messages
-                member.channel.close()
+                handle.channel.close()
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Ask workers to leave, then tell them, then kill them; in ``timeout_s`` (5 by default) at most.
@@ -555,16 +560,16 @@ class Fleet:
         self._ends.set()
         pressed = None
         with self._ending:
-            _fleets.discard(self)
-            processes = [member.process for member in self.members if member.process is not None]
+            _pools.discard(self)
+            processes = [handle.process for handle in self.handles if handle.process is not None]
             try:
                 end_processes(processes, 5.0 if timeout_s is None else max(0.0, timeout_s), self.ask_to_leave)
             except KeyboardInterrupt as error:
                 pressed = error
             self._use.wait_for_others(_SECONDS_FOR_OTHERS)
-            for member in self.members:
-                self._let_go(member)
-                member.pid = None
+            for handle in self.handles:
+                self._let_go(handle)
+                handle.pid = None
             self._board.close_descriptor()
         if pressed is not None and not is_second:
             raise pressed
@@ -605,16 +610,16 @@ class _Use:
             return self._changed.wait_for(lambda: all(thread == me for thread in self._threads), timeout_s)
 
 
-def has_ended(member: Member) -> bool:
-    return member.hung_up or member.has_ended()
+def has_ended(handle: WorkerHandle) -> bool:
+    return handle.hung_up or handle.has_ended()
 
 
-def dump_blueprint(blueprint: Blueprint | EnvBlueprint) -> bytes:
-    """A blueprint on its way; what cannot be pickled is named before any process starts."""
+def dump_spec(spec: WorkerSpec | EnvWorkerSpec) -> bytes:
+    """A spec on its way; what cannot be pickled is named before any process starts."""
     try:
-        return pickling.dumps(blueprint)
+        return pickling.dumps(spec)
     except Exception as error:
-        for name, value in blueprint.pieces():
+        for name, value in spec.pieces():
             try:
                 pickling.dumps(value)
             except Exception as reason:
@@ -626,18 +631,18 @@ def dump_blueprint(blueprint: Blueprint | EnvBlueprint) -> bytes:
         raise
 
 
-def _shut_down_all(fleets: list[Fleet]) -> None:
+def _shut_down_all(pools: list[WorkerPool]) -> None:
     try:
-        for fleet in fleets:
-            fleet.ask_to_leave()  # all at the same time
+        for pool in pools:
+            pool.ask_to_leave()  # all at the same time
         # Whoever pressed Ctrl-C wants to leave; a second one may come before anything here can see it.
         interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
-        for fleet in fleets:
-            fleet.shutdown(timeout_s=0.5 if interrupted else 2.0)
+        for pool in pools:
+            pool.shutdown(timeout_s=0.5 if interrupted else 2.0)
     except KeyboardInterrupt:
-        for fleet in fleets:
-            fleet.shutdown(timeout_s=0.0)
+        for pool in pools:
+            pool.shutdown(timeout_s=0.0)
 
 
-#: Fleets that were not shut down.
-_fleets = EndedAtExit(_shut_down_all)
+#: Those that were not shut down.
+_pools = EndedAtExit(_shut_down_all)

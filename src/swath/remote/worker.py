@@ -21,29 +21,37 @@ from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.envs.base import EnvBase
 from swath.envs.paths import parts_of_env, resolve_path
-from swath.envs.serial import SerialEnv
+from swath.envs.serial import side_by_side
 from swath.errors import StateMismatch, add_note, told
+from swath.keys import Key
+from swath.process.channel import Channel, pack
+from swath.process.memory import map_descriptor
+from swath.process.seeding import derived_seed, seed_process
+from swath.remote.blocks import BlockLayout
+from swath.remote.buffer_writer import BufferWriter, Stored, stored
+from swath.remote.requests import (
+    INTO_BUFFER,
+    CollectRequest,
+    CollectResult,
+    WorkerDescription,
+    WorkerSpec,
+    random_in_rows,
+)
 from swath.rollout.boundaries import TrajectoryIds
-from swath.rollout.layout import Key
 from swath.rollout.structure import Objects
 from swath.states import numbered
-from swath.workers.blocks import BlockLayout
-from swath.workers.board import Ledger, Page
-from swath.workers.buffer_writer import BufferWriter, Stored, stored
-from swath.workers.channel import Channel, pack
-from swath.workers.memory import map_descriptor
-from swath.workers.orders import INTO_BUFFER, Blueprint, Description, Life, Order, Ready, random_in_rows
-from swath.workers.seeding import derived_seed, seed_process
+from swath.workers.spec import Incarnation
+from swath.workers.status_page import Ledger, StatusPage
 
 
 class _Aborted(Exception):
     """The batch under way is not wanted any more."""
 
 
-class WorkerMail:
-    """``rollout.loop.Mail`` over a worker's board and channel."""
+class WorkerControl:
+    """``rollout.loop.Control`` over a worker's board and channel."""
 
-    def __init__(self, page: Page, read: Callable[[], None]) -> None:
+    def __init__(self, page: StatusPage, read: Callable[[], None]) -> None:
         self.waiting = page.waiting
         self.beat = page.beat
         self.stop_requested = False
@@ -90,14 +98,14 @@ class Lane:
 class Worker:
     """Follows orders until it is told to leave, or its owner is gone."""
 
-    def __init__(self, channel: Channel, page: Page, blueprint: Blueprint, life: Life) -> None:
+    def __init__(self, channel: Channel, page: StatusPage, spec: WorkerSpec, incarnation: Incarnation) -> None:
         self._channel = channel
         self._page = page
-        self._blueprint = blueprint
-        self._life = life
-        self._mail = WorkerMail(page, self._read_waiting)
-        self._orders: deque[Order] = deque()
-        self._current: Order | None = None
+        self._blueprint = spec
+        self._incarnation = incarnation
+        self._control = WorkerControl(page, self._read_waiting)
+        self._orders: deque[CollectRequest] = deque()
+        self._current: CollectRequest | None = None
         self._unwanted = False
         self._receivers: Mapping[str, Any] = {}
         self._blocks: dict[int, tuple[torch.Tensor, BlockLayout]] = {}
@@ -109,10 +117,10 @@ class Worker:
 
     # -- making ----------------------------------------------------------------------------------------------------
 
-    def build(self) -> Description:
+    def build(self) -> WorkerDescription:
         plan = self._blueprint
         torch.set_num_threads(plan.num_threads)
-        seed_process(plan.base_seed, plan.worker, self._life.number)
+        seed_process(plan.base_seed, plan.worker, self._incarnation.number)
         if plan.init_fn is not None:
             plan.init_fn()
         envs = self._made
@@ -120,17 +128,17 @@ class Worker:
         self.policy = plan.policy if plan.policy_factory is None else plan.policy_factory()
         merged = len(envs) > 1 and all(not env.batch_size for env in envs)
         if merged:
-            shared = SerialEnv(len(envs), [lambda env=env: env for env in envs])
+            shared = side_by_side(envs)
             lanes = [(shared, plan.members)]
         else:
             lanes = [(env, range(member, member + 1)) for env, member in zip(envs, plan.members, strict=True)]
         for env, members in lanes:
             env.first_index = members.start if not envs[0].batch_size else 0
             self.lanes.append(self._make_lane(env, members))
-        self._mail.ids = self.lanes[0].ids if len(self.lanes) == 1 else None
+        self._control.ids = self.lanes[0].ids if len(self.lanes) == 1 else None
         first = self.lanes[0].collector
         self._page.write(started_at=time.monotonic())
-        return Description(
+        return WorkerDescription(
             env_size=envs[0].batch_size,
             fields=tuple(first.fields),
             env=str(envs[0]),
@@ -142,7 +150,7 @@ class Worker:
     def _make_lane(self, env: EnvBase, members: range) -> Lane:
         plan = self._blueprint
         # Ids that are equal to the member's number, modulo the stride, are this lane's.
-        rounds = max(0, -(-(self._life.first_traj_id - members.start) // plan.id_stride))
+        rounds = max(0, -(-(self._incarnation.first_traj_id - members.start) // plan.id_stride))
         ids = TrajectoryIds(members.start + rounds * plan.id_stride, plan.id_stride)
         envs_per_member = max(1, env.batch_size.numel() // len(members))
         steps = -(-plan.frames // envs_per_member)
@@ -154,7 +162,7 @@ class Worker:
                 total_frames=-1,
                 worker_idx=plan.worker,
                 traj_pool=ids,
-                mail=self._mail,
+                control=self._control,
                 **plan.collector_kwargs,
             )
         except Exception as error:
@@ -186,10 +194,10 @@ class Worker:
 
     def weights_applied(self, model_id: str, version: int | None) -> None:
         """Called by a scheme, before it acknowledges."""
-        self._mail.policy_version = self._mail.policy_version + 1 if version is None else version
-        self._page.write(policy_version=self._mail.policy_version)
+        self._control.policy_version = self._control.policy_version + 1 if version is None else version
+        self._page.write(policy_version=self._control.policy_version)
         for lane in self.lanes:
-            lane.collector._policy_version = self._mail.policy_version
+            lane.collector._policy_version = self._control.policy_version
             if model_id.startswith("env."):
                 lane.collector.env_was_changed()
 
@@ -220,7 +228,7 @@ class Worker:
         getattr(self, f"_on_{kind}")(*arguments)
 
     def _on_collect(self, order: tuple[Any, ...]) -> None:
-        self._orders.append(Order(*order))
+        self._orders.append(CollectRequest(*order))
 
     def _on_map(self, number: int, layout: BlockLayout) -> None:
         descriptor = self._channel.receive_descriptor()
@@ -257,10 +265,10 @@ class Worker:
     def _on_stop(self, number: int) -> None:
         """End an order after the steps that were taken; one that was not begun, without any."""
         if self._current is not None and self._current.number == number:
-            self._mail.stop_requested = True
+            self._control.stop_requested = True
         for order in [order for order in self._orders if order.number == number]:
             self._orders.remove(order)
-            nothing = Ready(number, [0] * len(self.lanes), [(0, self._mail.policy_version)], [])
+            nothing = CollectResult(number, [0] * len(self.lanes), [(0, self._control.policy_version)], [])
             self._channel.send("ready", *nothing)
 
     def _on_close(self) -> None:
@@ -269,10 +277,10 @@ class Worker:
     def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._channel.answer(number, lambda: getattr(self, name)(*args, **kwargs))
 
-    def _collect(self, order: Order) -> None:
-        page, mail = self._page, self._mail
+    def _collect(self, order: CollectRequest) -> None:
+        page, control = self._page, self._control
         self._current = order
-        mail.first_step = order.first_step
+        control.first_step = order.first_step
         started, cpu_s, switches = time.monotonic(), time.process_time(), _voluntary_switches()
         page.write(busy_since=started, beat=0)
         page.write(committed=order.first_step)  # before it is said what of: another order's is nothing to this one
@@ -293,15 +301,15 @@ class Worker:
             self._give_up(order, error, steps)
             return
         finally:
-            self._current, self._unwanted, mail.stop_requested = None, False, False
+            self._current, self._unwanted, control.stop_requested = None, False, False
             now = time.monotonic()
             page.write(busy_since=0.0)
             page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
         objects = self._objects_of(order, steps)
         versions, fragments = self._after(order, steps)
-        self._channel.send("ready", *Ready(order.number, steps, versions, fragments, objects))
+        self._channel.send("ready", *CollectResult(order.number, steps, versions, fragments, objects))
 
-    def _parts(self, order: Order) -> list[tuple[Lane, dict[Key, torch.Tensor], int, int]]:
+    def _parts(self, order: CollectRequest) -> list[tuple[Lane, dict[Key, torch.Tensor], int, int]]:
         """For each lane: where to write, how many steps, how many random frames."""
         memory, layout = self._blocks[order.block]
         key = order.block, order.steps
@@ -320,7 +328,7 @@ class Worker:
             first_row = rows.stop
         return parts
 
-    def _objects_of(self, order: Order, steps: list[int]) -> dict[int, Any]:
+    def _objects_of(self, order: CollectRequest, steps: list[int]) -> dict[int, Any]:
         """What goes with a batch because it is no tensor of a fixed shape; it is not needed here any more."""
         structure = self.lanes[0].collector._structure
         found: dict[int, Any] = {}
@@ -331,7 +339,7 @@ class Worker:
                 found |= structure.objects_of({key: leaf[:, :taken] for key, leaf in part.items()}, lane.objects)
         return found
 
-    def _write(self, order: Order, steps: list[int]) -> None:
+    def _write(self, order: CollectRequest, steps: list[int]) -> None:
         """What was collected becomes part of the replay buffer."""
         assert self._buffer is not None
         rows_left = sum(lane.num_envs for lane in self.lanes) if order.num_rows is None else order.num_rows
@@ -343,7 +351,7 @@ class Worker:
                 self._buffer.write({key: leaf[:rows, :taken] for key, leaf in part.items()}, row, fragments)
             row, rows_left = row + lane.num_envs, rows_left - rows
 
-    def _after(self, order: Order, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    def _after(self, order: CollectRequest, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
         fragments: list[int] = []
         env_s = policy_s = frames = 0.0
@@ -365,7 +373,7 @@ class Worker:
             versions = [(max(step, 0) + order.first_step, version) for step, version in versions]
         return versions, fragments
 
-    def _give_up(self, order: Order, error: BaseException, steps: list[int]) -> None:
+    def _give_up(self, order: CollectRequest, error: BaseException, steps: list[int]) -> None:
         """An env or the policy raised: say so, with what was complete before it, and leave."""
         while_collecting = len(steps) < len(self.lanes)  # else it was a postproc
         if while_collecting:
@@ -377,14 +385,14 @@ class Worker:
         self._channel.send("failed", order.number, pack(error), [step + order.first_step for step in steps])
         self.leaving = True
 
-    def _write_rest(self, order: Order, error: BaseException, steps: list[int]) -> None:
+    def _write_rest(self, order: CollectRequest, error: BaseException, steps: list[int]) -> None:
         """What was complete before an exception is part of the replay buffer, as of an order that was stopped there."""
         try:
             self._write(order, steps)
         except Exception as another:
             add_note(error, f"swath: what was complete before this could not be stored: {told(another)}")
         else:
-            self._channel.send("ready", *Ready(order.number, steps, *self._after(order, steps)))
+            self._channel.send("ready", *CollectResult(order.number, steps, *self._after(order, steps)))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -441,8 +449,8 @@ class Worker:
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
         for lane, own in zip(self.lanes, self._by_lane(state), strict=True):
             lane.collector.load_state_dict(own, strict)
-        self._mail.policy_version = self.lanes[0].collector._policy_version
-        self._page.write(policy_version=self._mail.policy_version)
+        self._control.policy_version = self.lanes[0].collector._policy_version
+        self._page.write(policy_version=self._control.policy_version)
 
     def getattr_env(self, name: str) -> Any:
         return getattr(self.lanes[0].first_env(), name)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.strip import Column, Strip
-from swath.workers.signals import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 
 #: Orders: an operation, and the row to do it on; see ``encode``. 0 is none.
 STEP, STEP_AND_RESET, RESET = 1, 2, 3
@@ -50,7 +50,7 @@ def _aligned(offset: int) -> int:
 
 
 @dataclass(frozen=True)
-class StagePlan:
+class SharedStepsPlan:
     """Where in the memory of all workers a worker's stage is, and what it looks like."""
 
     layout: Layout
@@ -90,10 +90,10 @@ def in_main_memory(layout: Layout) -> Layout:
     )
 
 
-class Stage:
+class SharedSteps:
     """One worker's part of the memory, as either side sees it."""
 
-    def __init__(self, memory: torch.Tensor, plan: StagePlan, ready: Semaphore | ThreadSemaphore) -> None:
+    def __init__(self, memory: torch.Tensor, plan: SharedStepsPlan, ready: Semaphore | ThreadSemaphore) -> None:
         self.plan = plan
         self.ready = ready
         words = memory[SEMAPHORE_BYTES : SEMAPHORE_BYTES + 16 * plan.num_groups].numpy().view(np.int64)

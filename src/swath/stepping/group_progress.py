@@ -1,4 +1,4 @@
-"""A lane: one group of envs that step elsewhere, how far it has come, and what of it was not delivered yet."""
+"""One group of envs that step elsewhere: how far it has come, and what of it was not delivered yet."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 
 from swath.rollout.boundaries import Boundaries, TrajectoryIds
 from swath.rollout.layout import Layout
-from swath.workers.env_crew import EnvCrew, Group
+from swath.stepping.env_crew import EnvCrew, Group
 
 
-class Lane:
+class GroupProgress:
     """One group: its rows, its episodes, and how far it has come."""
 
     def __init__(self, crew: EnvCrew, group: Group, layout: Layout, ids: TrajectoryIds) -> None:

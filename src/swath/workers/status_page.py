@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.workers.signals import SEMAPHORE_BYTES
+from swath.process.semaphores import SEMAPHORE_BYTES
 
 PAGE_BYTES = 512
 #: Where a worker that steps envs for its owner has the semaphore that it waits for.
@@ -39,7 +39,7 @@ LEFT_BEHIND = ("order", "committed", "since", "until", "counted", "counting")
 _SECONDS = ("env_s", "policy_s", "busy_s", "cpu_s", "started_at", "busy_since")
 
 
-class Page:
+class StatusPage:
     """One worker's page: integers and seconds by name, and two views that the step uses."""
 
     def __init__(self, memory: torch.Tensor, worker: int) -> None:
@@ -91,7 +91,7 @@ class Ledger:
     counts is seen in what is committed. Each entry is written as a whole, and what is read is right after each of them.
     """
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: StatusPage) -> None:
         self._page = page
 
     def clear(self) -> None:
@@ -133,7 +133,7 @@ class Shares:
     waiting: float
 
     @classmethod
-    def of(cls, page: Page, now: float) -> Shares:
+    def of(cls, page: StatusPage, now: float) -> Shares:
         started = page.seconds("started_at")
         if not started:
             return cls(0.0, 0.0, 1.0)

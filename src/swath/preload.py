@@ -55,8 +55,9 @@ with _leaving_with_owner() if _is_server else contextlib.nullcontext():
 
     import swath.collectors
     import swath.envs
-    import swath.workers.env_worker
-    import swath.workers.worker  # noqa: F401
+    import swath.remote.worker
+    import swath.stepping.env_worker  # noqa: F401
+
 
 if _is_server:
     # The end of an interpreter with torch in it takes a second, and far more on a busy machine; nothing is left to do.

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from swath.errors import WorkerRaised, add_note, message_of, notes_of, told
+from swath.process import pickling
 from swath.process.ctrl_c import ctrl_c_waits
-from swath.workers import pickling
 
 _SECONDS_TO_SEND = 1.0
 

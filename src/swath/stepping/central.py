@@ -1,8 +1,8 @@
 """The other loop: one policy for envs that step elsewhere, whichever are ready.
 
-Envs are in groups (``workers/env_crew.py``), each with a lane here (``lane.py``). A group whose step is done waits for
-its actions; the policy runs on the rows of all that wait; then they step again, while the policy runs on others. What
-they write stays where it is, in rows of the lane's own strip, until a batch is complete.
+Envs are in groups (``env_crew.py``), each with its progress here (``group_progress.py``). A group whose step is done
+waits for its actions; the policy runs on the rows of all that wait; then they step again, while the policy runs on
+others. What they write stays where it is, in rows of the group's own strip, until a batch is complete.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from swath.envs.specs import Categorical, OneHot, masked_rand
+from swath.keys import Key
 from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.control import ThreadControl
 from swath.rollout.delivery import TRAJ_IDS, Stamps, batch_fields, strip_parts
 from swath.rollout.flat_batch import IS_RANDOM, FlatBatch
-from swath.rollout.lane import Lane
-from swath.rollout.layout import CPU, Field, Key, Layout
-from swath.rollout.mail import ThreadMail
+from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.plan import BoundPolicy, PolicyPlan
 from swath.rollout.strip import MAX_BYTES, Column, Strip
-from swath.workers.env_crew import EnvCrew
-from swath.workers.stage import BUSY, ENDED, FAILED, RESET, STEP_AND_RESET
+from swath.specs import Categorical, OneHot, masked_rand
+from swath.stepping.env_crew import EnvCrew
+from swath.stepping.group_progress import GroupProgress
+from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP_AND_RESET
 
 ENV_INDEX: Key = ("env_index",)
 VERSION: Key = ("policy_version",)
@@ -86,25 +87,25 @@ class CentralRollout:
         affordable = max(2, MAX_BYTES // max(1, layout.bytes_per_step))
         num_steps = min(2 * -(-frames_per_batch // self.num_envs) + 8, affordable)
         crew.lay_out(num_steps, {f.key: f for f in layout.outputs}, envs_per_group)
-        self._lanes = [Lane(crew, group, _of_size(layout, len(group.rows)), ids) for group in crew.groups]
+        self._groups = [GroupProgress(crew, group, _of_size(layout, len(group.rows)), ids) for group in crew.groups]
         fields = batch_fields(layout, stamps, device)
         self._fields = [*fields, Field(ENV_INDEX, torch.Size(), torch.int64, device or CPU)]
         self._output = FlatBatch(self._fields, device)
         self._forwards: dict[int, _Rows] = {}
         self._epoch = 0
         self._version = -1
-        self._in_flight: list[Lane] = []
+        self._in_flight: list[GroupProgress] = []
         #: Lanes that wait for actions, the longest waiting first.
-        self._waiting: list[Lane] = []
-        #: Envs that start anew before their next step, by lane; None for all of a lane.
+        self._waiting: list[GroupProgress] = []
+        #: Envs that start anew before their next step, by group; None for all of a group.
         self._to_reset: set[int] = set(range(self.num_envs))
         self._reset_kwargs: dict[str, Any] = {}
         self._failed = False
-        #: Frames that lanes have taken and that are in no batch yet.
+        #: Frames that groups have taken and that are in no batch yet.
         self._undelivered = 0
         #: Random frames: that were not delivered yet, and that were not given to an env either.
         self._random_due = self._random_to_give = 0
-        self.mail = ThreadMail()
+        self.control = ThreadControl()
         #: Forwards, and the rows in them.
         self.num_forwards = 0
         self.num_forward_rows = 0
@@ -120,7 +121,7 @@ class CentralRollout:
     @property
     def traj_ids(self) -> np.ndarray:
         """Of each env's first frame that was not delivered: an earlier part of that trajectory may have been."""
-        ids = np.concatenate([lane.boundaries.traj_ids for lane in self._lanes])
+        ids = np.concatenate([group.boundaries.traj_ids for group in self._groups])
         for env, traj_id in self._output.first_left_over(TRAJ_IDS, ENV_INDEX).items():
             ids[env] = traj_id
         return ids
@@ -135,8 +136,8 @@ class CentralRollout:
         self._random_due = self._random_to_give = count
 
     def rename_fresh(self) -> None:
-        for lane in self._lanes:
-            lane.boundaries.rename_fresh()
+        for group in self._groups:
+            group.boundaries.rename_fresh()
 
     def collect(
         self, num_frames: int, *, policy_version: int = 0, stop: Callable[[], bool] | None = None, **_: Any
@@ -147,17 +148,17 @@ class CentralRollout:
         """
         if self._failed:
             self.abandon()
-        self.mail.policy_version = policy_version
+        self.control.policy_version = policy_version
         self._renew()
         self._output.open(num_frames)
         self._failed = True  # unless this comes to its end
         if self._to_reset:
             self._reset()
         self._act()
-        while self._missing > 0 and not (self.mail.stop_requested or (stop is not None and stop())):
+        while self._missing > 0 and not (self.control.stop_requested or (stop is not None and stop())):
             self._take_ready()
-            if self.mail.waiting[0]:  # between two calls of the policy
-                self.mail.read()
+            if self.control.waiting[0]:  # between two calls of the policy
+                self.control.read()
                 self._renew()
             if self._missing > 0 or self.goes_on:
                 self._act()
@@ -169,17 +170,17 @@ class CentralRollout:
     def _renew(self) -> None:
         """The weights may be others now."""
         self._epoch += 1
-        self._version = self.mail.policy_version
+        self._version = self.control.policy_version
 
     def start_from(self, first_row: Mapping[Key, torch.Tensor]) -> None:
         """Go on from a reset of all envs that was made already."""
-        for lane in self._lanes:
+        for group in self._groups:
             for key, row in first_row.items():
                 flat = row.reshape(self.num_envs, *row.shape[len(self._layout.batch_size) :])
-                lane.strip.carried[key].tensor[0] = flat[lane.rows.start : lane.rows.stop]
-            lane.begin()
+                group.strip.carried[key].tensor[0] = flat[group.rows.start : group.rows.stop]
+            group.begin()
         self._to_reset = set()
-        self._waiting = list(self._lanes)
+        self._waiting = list(self._groups)
 
     def reset(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
         """Let these envs (all by default) start anew with the next batch; what they have for it is dropped."""
@@ -201,8 +202,8 @@ class CentralRollout:
         self._output.forget()
         self._undelivered = 0
         self._random_to_give = self._random_due
-        for lane in self._lanes:
-            lane.abandon()
+        for group in self._groups:
+            group.abandon()
         self._failed = False
         self._to_reset = set(range(self.num_envs))
 
@@ -232,7 +233,7 @@ class CentralRollout:
         return self._output.num_frames - self._output.filled - self._undelivered
 
     def _take_ready(self) -> None:
-        """Wait until a lane is done; then take all that are."""
+        """Wait until a group is done; then take all that are."""
         crew = self._crew
         if not self._in_flight:
             return
@@ -241,49 +242,49 @@ class CentralRollout:
         self._sort_ready()
         if self._min_batch_size > 1 and self._in_flight:
             deadline = time.monotonic() + self._min_batch_wait_s
-            while sum(lane.num_envs for lane in self._waiting) < self._min_batch_size and self._in_flight:
+            while sum(group.num_envs for group in self._waiting) < self._min_batch_size and self._in_flight:
                 if not crew.wait_until(deadline):
                     break
                 self._sort_ready()
 
     def _sort_ready(self) -> None:
         outcomes = self._crew.outcomes
-        still: list[Lane] = []
+        still: list[GroupProgress] = []
         failed = False
-        for lane in self._in_flight:
-            outcome = outcomes[lane.number]
+        for group in self._in_flight:
+            outcome = outcomes[group.number]
             if outcome == BUSY:
-                still.append(lane)
+                still.append(group)
             elif outcome == FAILED:
                 failed = True
-                if lane.stale_rows:  # nothing of its own is in its strip
-                    lane.stale_rows = lane.taken = 0
+                if group.stale_rows:  # nothing of its own is in its strip
+                    group.stale_rows = group.taken = 0
             else:
-                lane.complete_step(outcome == ENDED)
-                self._undelivered += lane.num_envs
-                self._waiting.append(lane)
+                group.complete_step(outcome == ENDED)
+                self._undelivered += group.num_envs
+                self._waiting.append(group)
         self._crew.take_posts(len(self._in_flight) - len(still) - 1)
         self._in_flight = still
         if failed:
             self._crew.raise_failures()
 
     def _act(self) -> None:
-        """Give actions to all lanes that wait for them, and let them step."""
+        """Give actions to all groups that wait for them, and let them step."""
         waiting, self._waiting = self._waiting, []
         while waiting:
-            lanes = [waiting.pop(0)]
-            num_rows = lanes[0].num_envs
+            groups = [waiting.pop(0)]
+            num_rows = groups[0].num_envs
             while waiting and num_rows + waiting[0].num_envs <= self._max_batch_size:
-                lanes.append(waiting.pop(0))
-                num_rows += lanes[-1].num_envs
-            for lane in lanes:
-                if lane.is_full:
-                    self._copy_out(lane, is_under_way=False)
-            self._choose_actions(lanes, num_rows)
-            for lane in lanes:
-                lane.versions[lane.taken] = self._version
-                self._crew.order(lane.number, STEP_AND_RESET, lane.taken)
-                self._in_flight.append(lane)
+                groups.append(waiting.pop(0))
+                num_rows += groups[-1].num_envs
+            for group in groups:
+                if group.is_full:
+                    self._copy_out(group, is_under_way=False)
+            self._choose_actions(groups, num_rows)
+            for group in groups:
+                group.versions[group.taken] = self._version
+                self._crew.order(group.number, STEP_AND_RESET, group.taken)
+                self._in_flight.append(group)
 
     def describe_policy(self) -> str:
         """How the policy is called, in words, for the numbers of rows that it was called with."""
@@ -294,10 +295,10 @@ class CentralRollout:
             found.setdefault(forward.policy.describe(), []).append(num_rows)
         return "; ".join(f"{how} ({', '.join(map(str, rows))} rows)" for how, rows in found.items()) or "not called yet"
 
-    def _choose_actions(self, lanes: list[Lane], num_rows: int) -> None:
+    def _choose_actions(self, groups: list[GroupProgress], num_rows: int) -> None:
         if self._plan is None or self._random_to_give >= num_rows:
-            for lane in lanes:
-                self._draw(lane, lane.num_envs)
+            for group in groups:
+                self._draw(group, group.num_envs)
             self._random_to_give = max(0, self._random_to_give - num_rows)
             return
         forward = self._forwards.get(num_rows)
@@ -308,30 +309,30 @@ class CentralRollout:
             forward.epoch = self._epoch
         memory = forward.strip
         at = 0
-        for lane in lanes:
-            _copy_row(lane.strip.carried, lane.taken, memory.carried, 0, slice(at, at + lane.num_envs), into=True)
-            at += lane.num_envs
+        for group in groups:
+            _copy_row(group.strip.carried, group.taken, memory.carried, 0, slice(at, at + group.num_envs), into=True)
+            at += group.num_envs
         forward.policy.act(0)
         self.num_forwards += 1
         self.num_forward_rows += num_rows
         at = 0
-        for lane in lanes:
-            where = slice(at, at + lane.num_envs)
-            _copy_row(lane.strip.outputs, lane.taken, memory.outputs, 0, where, into=False)
+        for group in groups:
+            where = slice(at, at + group.num_envs)
+            _copy_row(group.strip.outputs, group.taken, memory.outputs, 0, where, into=False)
             for key in self._layout.policy_state:
-                lane.strip.carried[key].tensor[lane.taken + 1] = memory.carried[key].tensor[1, where]
-            at += lane.num_envs
+                group.strip.carried[key].tensor[group.taken + 1] = memory.carried[key].tensor[1, where]
+            at += group.num_envs
             if self._random_to_give:
-                count = min(self._random_to_give, lane.num_envs)
-                self._draw(lane, count)
+                count = min(self._random_to_give, group.num_envs)
+                self._draw(group, count)
                 self._random_to_give -= count
 
-    def _draw(self, lane: Lane, count: int) -> None:
-        """Random actions for the first envs of a lane; whatever else the policy would write is zero."""
-        t = lane.taken
-        lane.is_random[t, :count] = True
-        mask = lane.strip.carried.get(("action_mask",))
-        for key, column in lane.strip.outputs.items():
+    def _draw(self, group: GroupProgress, count: int) -> None:
+        """Random actions for the first envs of a group; whatever else the policy would write is zero."""
+        t = group.taken
+        group.is_random[t, :count] = True
+        mask = group.strip.carried.get(("action_mask",))
+        for key, column in group.strip.outputs.items():
             row = column.tensor[t]
             spec = self._action_specs.get(key)
             if spec is not None:
@@ -344,7 +345,7 @@ class CentralRollout:
             else:
                 row[:count] = 0
         for key in self._layout.policy_state:
-            lane.strip.carried[key].tensor[t + 1, :count] = 0
+            group.strip.carried[key].tensor[t + 1, :count] = 0
 
     # -- resets ------------------------------------------------------------------------------------------------------
 
@@ -352,11 +353,11 @@ class CentralRollout:
         """Wait for what is under way. Steps that were taken for nobody are complete ones all the same."""
         crew = self._crew
         crew.drain()
-        for lane in self._in_flight:
-            outcome = crew.outcomes[lane.number]
+        for group in self._in_flight:
+            outcome = crew.outcomes[group.number]
             if outcome != FAILED:
-                lane.complete_step(outcome == ENDED)
-                self._undelivered += lane.num_envs
+                group.complete_step(outcome == ENDED)
+                self._undelivered += group.num_envs
         self._in_flight = []
         self._waiting = []
 
@@ -364,65 +365,65 @@ class CentralRollout:
         """Start the episodes that are due, in row 0. What their envs have taken before would be cut within a batch."""
         self._settle()
         self._crew.raise_failures()  # also of a step that nobody wants any more
-        for lane in self._lanes:
-            self._copy_out(lane, is_under_way=False)
+        for group in self._groups:
+            self._copy_out(group, is_under_way=False)
         self._random_to_give += self._output.drop(ENV_INDEX, self._to_reset)
         kwargs, self._reset_kwargs = self._reset_kwargs, {}
-        whole = [lane for lane in self._lanes if set(lane.rows) <= self._to_reset]
-        for lane in whole:
+        whole = [group for group in self._groups if set(group.rows) <= self._to_reset]
+        for group in whole:
             if kwargs:
-                self._reset_some(lane, list(range(lane.num_envs)), kwargs)
+                self._reset_some(group, list(range(group.num_envs)), kwargs)
             else:
-                self._crew.order(lane.number, RESET, 0)
+                self._crew.order(group.number, RESET, 0)
         if whole and not kwargs:
             self._crew.drain()
             self._crew.raise_failures()
-        for lane in self._lanes:
-            if lane in whole:
-                lane.begin()
+        for group in self._groups:
+            if group in whole:
+                group.begin()
                 continue
-            own = sorted(env - lane.rows.start for env in self._to_reset & set(lane.rows))
+            own = sorted(env - group.rows.start for env in self._to_reset & set(group.rows))
             if own:
-                self._reset_some(lane, own, kwargs)
-                lane.boundaries.name_episodes(own)
+                self._reset_some(group, own, kwargs)
+                group.boundaries.name_episodes(own)
                 for key in self._layout.policy_state:
-                    lane.strip.carried[key].tensor[0, own] = 0
+                    group.strip.carried[key].tensor[0, own] = 0
         self._to_reset = set()
-        self._waiting = list(self._lanes)
+        self._waiting = list(self._groups)
 
-    def _reset_some(self, lane: Lane, env_ids: list[int], kwargs: dict[str, Any]) -> None:
-        group = self._crew.groups[lane.number]
-        local = [group.local.start + env for env in env_ids]
-        self._crew.hosts.call("reset", 0, local, kwargs, workers=[group.worker])
+    def _reset_some(self, group: GroupProgress, env_ids: list[int], kwargs: dict[str, Any]) -> None:
+        where = self._crew.groups[group.number]
+        local = [where.local.start + env for env in env_ids]
+        self._crew.hosts.call("reset", 0, local, kwargs, workers=[where.worker])
 
     # -- delivering --------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        under_way = {lane.number for lane in self._in_flight}
-        for lane in self._lanes:
-            self._copy_out(lane, lane.number in under_way)
+        under_way = {group.number for group in self._in_flight}
+        for group in self._groups:
+            self._copy_out(group, group.number in under_way)
 
-    def _copy_out(self, lane: Lane, is_under_way: bool) -> None:
-        """Everything that a lane has taken becomes part of this batch, or of the next."""
-        taken, num_envs = lane.taken, lane.num_envs
+    def _copy_out(self, group: GroupProgress, is_under_way: bool) -> None:
+        """Everything that a group has taken becomes part of this batch, or of the next."""
+        taken, num_envs = group.taken, group.num_envs
         if not taken:
             return
-        parts = strip_parts(lane.strip, lane.boundaries, lane.strip.layout, self._stamps, taken, 0)
+        parts = strip_parts(group.strip, group.boundaries, group.strip.layout, self._stamps, taken, 0)
         piece: dict[Key, torch.Tensor] = {}
         for field in self._fields:
             if field.key in parts:
                 values = parts[field.key].corrected()
                 size = (num_envs, taken, *field.shape)
                 piece[field.key] = (values.expand(size) if values.dim() == 0 else values).flatten(0, 1)
-        versions = torch.from_numpy(lane.versions[:taken]).T.reshape(-1)
+        versions = torch.from_numpy(group.versions[:taken]).T.reshape(-1)
         for key in (VERSION, ("next", *VERSION)):
             if key in piece:
                 piece[key] = versions
-        piece[IS_RANDOM] = torch.from_numpy(lane.is_random[:taken]).T.reshape(-1)
-        piece[ENV_INDEX] = lane.env_numbers.repeat_interleave(taken)
+        piece[IS_RANDOM] = torch.from_numpy(group.is_random[:taken]).T.reshape(-1)
+        piece[ENV_INDEX] = group.env_numbers.repeat_interleave(taken)
         self._output.add(piece)
         self._undelivered -= taken * num_envs
-        lane.forget_delivered(is_under_way)
+        group.forget_delivered(is_under_way)
 
 
 def _of_size(layout: Layout, num_envs: int) -> Layout:
@@ -432,7 +433,7 @@ def _of_size(layout: Layout, num_envs: int) -> Layout:
 def _copy_row(
     ours: dict[Key, Column], row: int, theirs: dict[Key, Column], their_row: int, where: slice, *, into: bool
 ) -> None:
-    """A row of a lane into (or out of) some rows of a forward."""
+    """A row of a group into (or out of) some rows of a forward."""
     for key, column in theirs.items():
         mine = ours[key]
         if mine.array is not None and column.array is not None:

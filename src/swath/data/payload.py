@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.rollout.layout import Field, Key, nested
+from swath.keys import Key, nested
+from swath.rollout.layout import Field
 
 _ALIGNMENT = 64
 

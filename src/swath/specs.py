@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from swath.rollout.layout import as_key
+from swath.keys import as_key
 
 __all__ = [
     "Binary",

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from swath.errors import EnvClosed, EnvError, WorkerHangs
+from swath.process.channel import unpack
+from swath.process.seeding import draw_base_seed
+from swath.process.semaphores import Semaphore, ThreadSemaphore, Watch
 from swath.process.start import StartMethod
 from swath.rollout.layout import Field, Layout
-from swath.workers.channel import unpack
-from swath.workers.env_hosts import Hosts, ProcessHosts, ThreadHosts
+from swath.stepping.env_hosts import Hosts, ProcessHosts, ThreadHosts
+from swath.stepping.shared_steps import BUSY, FAILED, IDLE, SharedSteps, SharedStepsPlan, encode, in_main_memory
+from swath.stepping.spec import EnvDescription, EnvWorkerSpec
 from swath.workers.layout import WorkerLayout
-from swath.workers.orders import EnvBlueprint, EnvDescription
-from swath.workers.seeding import draw_base_seed
-from swath.workers.signals import Semaphore, ThreadSemaphore, Watch
-from swath.workers.stage import BUSY, FAILED, IDLE, Stage, StagePlan, encode, in_main_memory
+
+if TYPE_CHECKING:
+    from swath.envs.base import EnvBase
 
 #: How often to look whether all hosts are alive while waiting for them.
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -44,6 +47,8 @@ class EnvCrew:
     Args:
         factories, env_kwargs: of each env.
         layout: which env is in which host.
+        make_env: makes one of a factory and its keywords.
+        join: several envs as one, stepped together.
         threads: whether hosts are threads, not processes.
         max_steps: truncate episodes after so many steps.
         step_timeout_s: how long a step may take; None for ever.
@@ -56,6 +61,8 @@ class EnvCrew:
         env_kwargs: Sequence[Mapping[str, Any]],
         layout: WorkerLayout,
         *,
+        make_env: Callable[[Any, Mapping[str, Any]], EnvBase],
+        join: Callable[[Sequence[EnvBase]], EnvBase],
         threads: bool = False,
         method: StartMethod = "forkserver",
         max_steps: int | None = None,
@@ -63,12 +70,14 @@ class EnvCrew:
         num_threads: int = 1,
     ) -> None:
         base_seed = draw_base_seed()
-        blueprints = [
-            EnvBlueprint(
+        specs = [
+            EnvWorkerSpec(
                 worker=worker,
                 members=members,
                 factories=[factories[i] for i in members],
                 env_kwargs=[env_kwargs[i] for i in members],
+                make_env=make_env,
+                join=join,
                 max_steps=max_steps,
                 base_seed=base_seed,
                 num_threads=num_threads,
@@ -77,7 +86,7 @@ class EnvCrew:
         ]
         if step_timeout_s is not None and not step_timeout_s > 0:
             raise ValueError(f"step_timeout_s must be a number above 0, got {step_timeout_s!r}")
-        hosts: Hosts = ThreadHosts(blueprints) if threads else ProcessHosts(blueprints, method)
+        hosts: Hosts = ThreadHosts(specs) if threads else ProcessHosts(specs, method)
         # Threads of this process cannot run while it looks.
         self._take(hosts, layout, step_timeout_s, 0 if threads else _TRIES)
 
@@ -109,7 +118,7 @@ class EnvCrew:
         self._ordered_at: dict[int, float] = {}
         self._next_look_at = 0.0
         self.groups: list[Group] = []
-        self.stages: list[Stage] = []
+        self.stages: list[SharedSteps] = []
         self.ready: Semaphore | ThreadSemaphore
         self.orders: Any
         self.outcomes: Any
@@ -140,16 +149,16 @@ class EnvCrew:
             for layout in layouts
         ]
         self.groups = self._make_groups(envs_per_group)
-        plans: list[StagePlan] = []
-        offset = StagePlan.header_bytes(len(self.groups))
+        plans: list[SharedStepsPlan] = []
+        offset = SharedStepsPlan.header_bytes(len(self.groups))
         for worker, layout in enumerate(layouts):
             own = [group for group in self.groups if group.worker == worker]
             plans.append(
-                StagePlan(layout, num_steps, tuple(g.local for g in own), own[0].number, len(self.groups), offset)
+                SharedStepsPlan(layout, num_steps, tuple(g.local for g in own), own[0].number, len(self.groups), offset)
             )
             offset = plans[-1].end
-        memory, self.ready = self.hosts.set_stage(plans, offset)
-        self.stages = [Stage(memory, plan, self.ready) for plan in plans]
+        memory, self.ready = self.hosts.set_shared_steps(plans, offset)
+        self.stages = [SharedSteps(memory, plan, self.ready) for plan in plans]
         first = self.stages[0]
         self.orders, self.outcomes = first.orders, first.outcomes
         self._watch = Watch(self.ready, self._tries)
