@@ -900,7 +900,7 @@ def killed_before_it_reports() -> None:
     after = Worker._after
 
     def dies(self: Any, order: Any, steps: list[int]) -> Any:
-        if self._incarnation.number == 0 and self._blueprint.worker == 0 and self._page.integer("batches") == 3:
+        if self._incarnation.number == 0 and self._spec.worker == 0 and self._page.integer("batches") == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return after(self, order, steps)
 

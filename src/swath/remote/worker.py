@@ -101,7 +101,7 @@ class Worker:
     def __init__(self, channel: Channel, page: StatusPage, spec: WorkerSpec, incarnation: Incarnation) -> None:
         self._channel = channel
         self._page = page
-        self._blueprint = spec
+        self._spec = spec
         self._incarnation = incarnation
         self._control = WorkerControl(page, self._read_waiting)
         self._orders: deque[CollectRequest] = deque()
@@ -118,7 +118,7 @@ class Worker:
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self) -> WorkerDescription:
-        plan = self._blueprint
+        plan = self._spec
         torch.set_num_threads(plan.num_threads)
         seed_process(plan.base_seed, plan.worker, self._incarnation.number)
         if plan.init_fn is not None:
@@ -148,7 +148,7 @@ class Worker:
         )
 
     def _make_lane(self, env: EnvBase, members: range) -> Lane:
-        plan = self._blueprint
+        plan = self._spec
         # Ids that are equal to the member's number, modulo the stride, are this lane's.
         rounds = max(0, -(-(self._incarnation.first_traj_id - members.start) // plan.id_stride))
         ids = TrajectoryIds(members.start + rounds * plan.id_stride, plan.id_stride)
@@ -181,8 +181,8 @@ class Worker:
         """Take weights from these schemes, by the id of the model."""
         self._receivers = receivers
         for model_id, scheme in receivers.items():
-            scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self._blueprint.worker)
-            scheme.connect(worker_idx=self._blueprint.worker)
+            scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self._spec.worker)
+            scheme.connect(worker_idx=self._spec.worker)
 
     def get_models(self, model_id: str) -> list[Any]:
         """The modules behind an id: "policy", or a path such as "env.transform[0]" in every collector."""
@@ -319,7 +319,7 @@ class Worker:
         parts = []
         first_row, num_rows = 0, sum(lane.num_envs for lane in self.lanes)
         for lane in self.lanes:
-            start = order.members.start + lane.members.start - self._blueprint.members.start
+            start = order.members.start + lane.members.start - self._spec.members.start
             members = range(start, start + len(lane.members))
             part = layout.part(leaves, members, order.steps, order.first_step)
             rows = range(first_row, first_row + lane.num_envs)
@@ -405,7 +405,7 @@ class Worker:
             # Envs may be alike where that was asked for; what workers draw by themselves may not.
             lane.collector._random_stream.seed(derived_seed(seed, lane.members.start))
             seed = seed if following is None else following
-        seed_process(seed, self._blueprint.worker)
+        seed_process(seed, self._spec.worker)
         return following
 
     def reset(self, members: Sequence[int], **kwargs: Any) -> list[int]:
@@ -442,7 +442,7 @@ class Worker:
         if len(names) != len(self.lanes):
             raise StateMismatch(
                 f"load_state_dict was given a worker's state of {len(names) or 1} batches of envs, and worker "
-                f"{self._blueprint.worker} has {len(self.lanes)}; make the collector with the same envs and num_workers"
+                f"{self._spec.worker} has {len(self.lanes)}; make the collector with the same envs and num_workers"
             )
         return [state[name] for name in names]
 

@@ -54,7 +54,7 @@ class EnvHost:
     """Several envs, and the stage on which they are stepped."""
 
     def __init__(self, spec: EnvWorkerSpec, frames: Any = None) -> None:
-        self._blueprint = spec
+        self._spec = spec
         #: A cell in which frames are counted.
         self._frames = [0] if frames is None else frames
         self._made: list[EnvBase] = []
@@ -64,7 +64,7 @@ class EnvHost:
         self._errors: dict[int, BaseException] = {}
 
     def build(self) -> EnvDescription:
-        plan = self._blueprint
+        plan = self._spec
         plan.make_envs(self._made)
         first = self._made[0]
         max_steps = plan.max_steps
@@ -215,13 +215,13 @@ class EnvWorker:
     def __init__(self, channel: Channel, page: StatusPage, spec: EnvWorkerSpec, incarnation: Incarnation) -> None:
         self._channel = channel
         self._page = page
-        self._blueprint = spec
+        self._spec = spec
         self._incarnation = incarnation
         self.leaving = False
         self._host = EnvHost(spec, page.cell("frames"))
 
     def build(self) -> EnvDescription:
-        plan = self._blueprint
+        plan = self._spec
         torch.set_num_threads(plan.num_threads)
         seed_process(plan.base_seed, plan.worker, self._incarnation.number)
         description = self._host.build()
