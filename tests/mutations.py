@@ -55,7 +55,7 @@ MUTATIONS = [
         "collectors/trajectories.py", "start : stop + 1].clone()", "start : max(stop, 1)].clone()", "test_collector.py"
     ),
     # Nothing is collected after a pause.
-    Mutation("collectors/free_run.py", "self._is_hurried = False\n\n    # --", "pass\n\n    # --", "test_replay.py"),
+    Mutation("collectors/buffer_fill.py", "self._is_hurried = False\n\n    # --", "pass\n\n    # --", "test_replay.py"),
     # One restart more than was allowed.
     Mutation(
         "workers/pool.py",

@@ -26,7 +26,7 @@ from swath.collectors import (
     MultiSyncCollector,
     RandomPolicy,
 )
-from swath.collectors.base import _arguments_of
+from swath.collectors.changeable import arguments_of
 from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymWrapper, SerialEnv
@@ -400,7 +400,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(kind, name, id=f"{kind.__name__}-{name}", marks=[pytest.mark.slow] if kind in slow else [])
         for kind in KINDS
-        for name in sorted(_arguments_of(kind) - NO_EFFECT_HERE.keys() - {"env"})
+        for name in sorted(arguments_of(kind) - NO_EFFECT_HERE.keys() - {"env"})
     ]
 
 
@@ -446,7 +446,7 @@ def test_an_argument_has_an_effect_or_raises(kind: type, name: str) -> None:
 def test_an_argument_that_is_assigned_later_has_an_effect_or_raises(kind: type) -> None:
     silent = []
     with kind(**base(kind, "", Trial(None))) as fixed:
-        for name in sorted(_arguments_of(kind) - kind._assignable):  # type: ignore[attr-defined]
+        for name in sorted(arguments_of(kind) - kind._assignable):  # type: ignore[attr-defined]
             try:
                 setattr(fixed, name, trials(kind)[name].given if name in trials(kind) else 1)
             except AttributeError as error:

@@ -169,7 +169,7 @@ def test_orders_whose_end_was_not_heard_of_yet_are_counted_once_when_their_worke
     )
     with collector.lock:  # its owner does not look
         collector.start()
-        collector._free_run._give_orders()  # type: ignore[union-attr]
+        collector._buffer_fill.make_requests()  # type: ignore[union-attr]
         assert wait_until(lambda: rb.write_count >= 256, 30)  # both orders
         kill(collector, 0)
     finish(collector)

@@ -327,7 +327,7 @@ def test_on_arm_batches_reach_a_buffer_through_their_collector(monkeypatch: pyte
     collector.start()
     assert wait_until(lambda: not collector.is_running(), 20)
     assert rb.write_count == 200
-    assert collector._free_run is None
+    assert collector._buffer_fill is None
     assert rb.storage.memory.descriptor is None
     collector.shutdown()
 

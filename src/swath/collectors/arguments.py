@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from swath.collectors.base import count_or_none, positive_int
 from swath.collectors.devices import parameter_devices
+from swath.collectors.numbers import count_or_none, positive_int
 from swath.data.trajectories import TrajectoryAssembler
 from swath.envs.base import EnvBase
 from swath.keys import as_key

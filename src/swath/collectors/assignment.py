@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swath.collectors.base import positive_int
 from swath.collectors.config import WorkersConfig
 from swath.collectors.devices import Devices
+from swath.collectors.numbers import positive_int
 from swath.envs.making import ACCEPTED, is_env, shown
 from swath.workers.layout import AUTO, WorkerLayout
 

@@ -7,24 +7,22 @@ save. Iterating, counting, hooks, trajectories and the end are here.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import inspect
-import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
 from swath.collectors.background import Background, Batches
+from swath.collectors.budget import Budget, Progress
+from swath.collectors.changeable import ChangeableArguments
 from swath.collectors.front_door import show_arguments
+from swath.collectors.outside_state import OutsideState
 from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.copying import NotCopied
 from swath.data.finite import require_finite
@@ -32,109 +30,11 @@ from swath.data.sequences import looks_ahead, require_ids
 from swath.data.trajectories import TrajectoryAssembler, split_trajectories
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
 from swath.keys import Key, leaves_of, show
-from swath.rollout.exploration import end_scopes, open_scopes
 from swath.rollout.structure import Structure
-from swath.warn import warn_user
 
 #: Held for a moment by who closes a collector: of two threads, one does. (Also in ``__del__``, wherever that comes.)
 _closing = threading.RLock()
 _SECONDS_BETWEEN_LOOKS = 0.002
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How many frames: in a batch, in all."""
-
-    num_envs: int
-    steps_per_batch: int
-    #: None: endless.
-    total_frames: int | None
-
-    @classmethod
-    def resolve(cls, frames_per_batch: Any, total_frames: Any, num_envs: int) -> Budget:
-        frames = positive_int("frames_per_batch", frames_per_batch)
-        steps = -(-frames // num_envs)
-        if steps * num_envs != frames:
-            warn_user(
-                f"frames_per_batch={frames} does not divide over {num_envs} envs; {steps * num_envs} will be used "
-                f"({steps} steps of each)"
-            )
-        return cls(num_envs, steps, count_or_none("total_frames", total_frames, "endless"))
-
-    @property
-    def frames_per_batch(self) -> int:
-        return self.steps_per_batch * self.num_envs
-
-    def next_batch(self, frames_so_far: int) -> tuple[int, int | None]:
-        """Steps of the next batch, and how many envs deliver them (None: all).
-
-        Totals are exact. What is left at the end and fills no step of all envs comes as one step of the first few.
-        """
-        if self.total_frames is None:
-            return self.steps_per_batch, None
-        left = self.total_frames - frames_so_far
-        steps = min(self.steps_per_batch, left // self.num_envs)
-        return (steps, None) if steps else (1, left)
-
-    @property
-    def num_batches(self) -> int | None:
-        if self.total_frames is None:
-            return None
-        full, rest = divmod(self.total_frames, self.frames_per_batch)
-        return full + bool(rest // self.num_envs) + bool(rest % self.num_envs)
-
-
-@dataclass(frozen=True)
-class OutsideState:
-    """What the program has set and a collector sets otherwise while it collects."""
-
-    scopes: tuple[Any, ...]
-    grad_enabled: bool
-    num_threads: int
-
-    @classmethod
-    def now(cls) -> OutsideState:
-        return cls(open_scopes(), torch.is_grad_enabled(), torch.get_num_threads())
-
-    def put_back(self) -> None:
-        end_scopes(except_for=self.scopes)
-        torch.set_grad_enabled(self.grad_enabled)
-        if torch.get_num_threads() != self.num_threads:
-            torch.set_num_threads(self.num_threads)
-
-
-def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """``value`` as an integer, whatever number it is written as."""
-    if not _is_number(value) or value != int(value):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)
-
-
-def positive_int(name: str, value: Any) -> int:
-    return whole_number(name, value, least=1)
-
-
-def positive_number(name: str, value: Any) -> float:
-    if not _is_number(value) or value <= 0:
-        raise ValueError(f"{name} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
-
-
-def count_or_none(name: str, value: Any, none_means: str) -> int | None:
-    """``value`` as a whole number of at least 0; None where it says so: None, -1, infinity."""
-    if value is None or value == float("inf"):
-        return None
-    if not _is_number(value) or value != int(value):
-        raise TypeError(f"{name} must be an integer, or -1 ({none_means}); got {value!r}")
-    if value < -1:
-        raise ValueError(f"{name} must be at least 0, or -1 ({none_means}); got {value}")
-    return None if value == -1 else int(value)
 
 
 def truncated_keys(fields: Iterable[tuple[Key, Any]]) -> list[Key]:
@@ -182,29 +82,7 @@ class Postprocessing:
         return processed
 
 
-_ANEW = "make a new collector"
-#: What to do instead of assigning an argument.
-_INSTEAD = {
-    "policy": "update_policy_weights_() gives it other weights; for another policy, make a new collector",
-    "weight_updater": "give it to the constructor, or call update_policy_weights_()",
-}
-
-
-@functools.cache
-def _arguments_of(kind: type) -> frozenset[str]:
-    """What the constructors of a collector can be given, and its env. (What a user's subclass adds is its own.)"""
-    ours = [base for base in kind.__mro__ if issubclass(base, BaseCollector) and base.__module__.startswith("swath.")]
-    makers = [base for base in ours if base is not BaseCollector and "__init__" in vars(base)]
-    named = (
-        parameter.name
-        for maker in makers
-        for parameter in inspect.signature(vars(maker)["__init__"]).parameters.values()
-        if parameter.name not in vars(maker).get("_not_kept", ()) and parameter.kind is not parameter.VAR_KEYWORD
-    )
-    return frozenset((*named, "env")) - {"self"}
-
-
-class BaseCollector(NotCopied, IterableDataset):
+class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
     """An iterable over batches of experience. Use one of its subclasses."""
 
     _owns = "envs, and workers or memory, that it uses alone"
@@ -236,9 +114,7 @@ class BaseCollector(NotCopied, IterableDataset):
         if self._structure is not None and self._structure.has_objects:
             self._refuse_for_objects(self._structure)
         self._background: Background | None = None
-        self._frames = 0
-        self._iter = 0
-        self._seconds = 0.0
+        self._progress = Progress()
         self._closed = False
         #: The thread that is closing it.
         self._closer: int | None = None
@@ -253,72 +129,6 @@ class BaseCollector(NotCopied, IterableDataset):
         if isinstance(self._sink, BufferSink):
             raise EnvError(f"{what} a replay buffer of swath cannot store; leave it out of the env's specs")
 
-    # -- what was asked for, and may be changed --------------------------------------------------------------------
-
-    #: Arguments that can be assigned later, too.
-    _assignable: ClassVar[frozenset[str]] = frozenset(
-        {"postproc", "check_finite", "pre_collect_hook", "post_collect_hook"}
-    )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """What was an argument takes effect when it is assigned, or is refused: it is never ignored."""
-        is_made = not self.__dict__.get("_closed", True)
-        if is_made and name not in self._assignable and name in _arguments_of(type(self)):
-            raise AttributeError(f"{name} of {type(self).__name__} cannot be changed: {_INSTEAD.get(name, _ANEW)}")
-        super().__setattr__(name, value)
-
-    def _checked(self, postprocessing: Postprocessing) -> Postprocessing:
-        if self._writes_steps and (postprocessing.postproc or postprocessing.split_trajs):
-            raise TypeError("extend_buffer=False writes step by step: postproc and split_trajs need whole batches")
-        return postprocessing
-
-    def _process_otherwise(self, **change: Any) -> None:
-        ((name, value),) = change.items()
-        if name != "check_finite" and value is not None and not callable(value):
-            raise TypeError(f"{name} must be a function, or None; got {value!r}")
-        if self._is_processed_elsewhere:
-            raise RuntimeError(
-                f"{name}: batches go from where they are collected into the replay buffer, and what is done to them "
-                "was sent there; assign it before start(), or give it to the constructor"
-            )
-        self._postprocessing = self._checked(dataclasses.replace(self._postprocessing, **change))
-
-    @property
-    def postproc(self) -> Callable[[TensorDictBase], Any] | None:
-        """Applied to each batch before it is delivered. May be assigned."""
-        return self._postprocessing.postproc
-
-    @postproc.setter
-    def postproc(self, postproc: Callable[[TensorDictBase], Any] | None) -> None:
-        self._process_otherwise(postproc=postproc)
-
-    @property
-    def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """Called before each batch. May be assigned."""
-        return self._postprocessing.pre_collect_hook
-
-    @pre_collect_hook.setter
-    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        self._process_otherwise(pre_collect_hook=hook)
-
-    @property
-    def post_collect_hook(self) -> Callable[[Any], Any] | None:
-        """Called with each batch. May be assigned."""
-        return self._postprocessing.post_collect_hook
-
-    @post_collect_hook.setter
-    def post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        self._process_otherwise(post_collect_hook=hook)
-
-    @property
-    def check_finite(self) -> bool:
-        """Whether NaN and infinity are errors. May be assigned."""
-        return self._postprocessing.check_finite
-
-    @check_finite.setter
-    def check_finite(self, check_finite: bool) -> None:
-        self._process_otherwise(check_finite=bool(check_finite))
-
     @property
     def init_random_frames(self) -> int:
         """How many of the first frames get random actions."""
@@ -328,20 +138,11 @@ class BaseCollector(NotCopied, IterableDataset):
 
     #: How many of the first frames get random actions.
     _init_random_frames = 0
-    #: Arguments of the constructor that nothing is kept of.
-    _not_kept: ClassVar[Sequence[str]] = ()
-    #: Where its arguments are documented: a dataclass of ``config.py``.
-    _config_class: ClassVar[type | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls._config_class is not None:
             show_arguments(cls, documented_by=[*cls.__mro__[1:], *cls._config_class.__mro__])
-
-    @property
-    def _is_processed_elsewhere(self) -> bool:
-        """Whether workers or nodes post-process what they write to a replay buffer by themselves."""
-        return False
 
     @property
     def _num_envs(self) -> int:
@@ -412,6 +213,22 @@ class BaseCollector(NotCopied, IterableDataset):
     def _give_up_episodes(self) -> None:
         """A batch was interrupted, and may be lost: episodes with a gap must not go on."""
 
+    @property
+    def _frames(self) -> int:
+        return self._progress.frames
+
+    @_frames.setter
+    def _frames(self, frames: int) -> None:
+        self._progress.frames = frames
+
+    @property
+    def _iter(self) -> int:
+        return self._progress.batches
+
+    @_iter.setter
+    def _iter(self, batches: int) -> None:
+        self._progress.batches = batches
+
     # -- iterating -------------------------------------------------------------------------------------------------
 
     @property
@@ -430,7 +247,7 @@ class BaseCollector(NotCopied, IterableDataset):
 
     @property
     def _complete(self) -> bool:
-        return self._budget.total_frames is not None and self._frames >= self._budget.total_frames
+        return self._budget.is_spent(self._frames)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches until ``total_frames``; then the collector closes. A ``break`` leaves it open, to go on later."""
@@ -496,7 +313,7 @@ class BaseCollector(NotCopied, IterableDataset):
                 self.shutdown(timeout=1.0, raise_on_error=False)  # the error must not wait for long
             self._gathered = None
             raise
-        self._seconds += time.perf_counter() - started
+        self._progress.seconds += time.perf_counter() - started
         self._gathered = None
         return batch
 
@@ -582,6 +399,7 @@ class BaseCollector(NotCopied, IterableDataset):
 
     def stats(self) -> dict[str, Any]:
         """Where the collector stands; never blocks."""
+        seconds = self._progress.seconds
         return {
             "running": self.is_running(),
             "frames": self._frames,
@@ -589,8 +407,8 @@ class BaseCollector(NotCopied, IterableDataset):
             "total_frames": self.total_frames,
             "completed": self._complete,
             "requested_frames_per_batch": self.requested_frames_per_batch,
-            "seconds_collecting": self._seconds,
-            "fps": self._frames / self._seconds if self._seconds else 0.0,
+            "seconds_collecting": seconds,
+            "fps": self._frames / seconds if seconds else 0.0,
             "failure": self._failure_text(),
         }
 

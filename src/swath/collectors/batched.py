@@ -12,10 +12,11 @@ from tensordict.nn import InteractionType
 from swath import platforms
 from swath.collectors.arguments import random_specs
 from swath.collectors.assignment import list_factories
-from swath.collectors.base import Budget, positive_int
+from swath.collectors.budget import Budget
 from swath.collectors.config import BatchedConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
+from swath.collectors.numbers import positive_int
 from swath.collectors.single import Collector
 from swath.data.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase

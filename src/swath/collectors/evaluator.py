@@ -14,11 +14,11 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
-from swath.collectors.base import positive_int
 from swath.collectors.devices import DeviceLike
 from swath.collectors.evaluation import EvaluationPlan, Key
 from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend, Weights
 from swath.collectors.evaluation_thread import EvaluationThread, Result, result_of
+from swath.collectors.numbers import positive_int
 from swath.collectors.single import Collector
 from swath.copying import NotCopied
 from swath.envs.base import EnvBase

@@ -2,69 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath import platforms
-from swath.collectors.arguments import alike_or_each
 from swath.collectors.assignment import Assignment, check_counts, resolve_members, spread
-from swath.collectors.base import (
-    BaseCollector,
-    Budget,
-    truncated_keys,
-)
+from swath.collectors.base import truncated_keys
+from swath.collectors.budget import Budget
+from swath.collectors.buffer_fill import BufferFill, FillPlan, workers_can_fill
 from swath.collectors.config import WorkersConfig
 from swath.collectors.devices import DeviceLike
-from swath.collectors.free_run import FreeRun, can_run_free
 from swath.collectors.front_door import explains_unknown
+from swath.collectors.remote import ENV, WORKER, Delivers, RemoteCollector, as_batch, is_per_place
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
+from swath.collectors.waiting import WaitingWatch
 from swath.data.trajectories import TrajFormat
 from swath.envs.making import make_env
-from swath.errors import CollectorClosed, EnvError, message_of
-from swath.keys import Key, nested
+from swath.errors import CollectorClosed, message_of
+from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
-from swath.process.fair_lock import FairLock
 from swath.process.seeding import derived_seed, draw_base_seed
 from swath.process.start import StartMethod, check_start_method
 from swath.remote.blocks import BlockPool
+from swath.remote.buffer_writer import Processing
 from swath.remote.requests import CollectRequest, WorkerDescription, WorkerSpec
 from swath.states import count, mismatch, numbered, require_counters
 from swath.warn import warn_user
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
-from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import (
-    choose_sources,
     copied_policy,
     has_weights,
-    require_findable,
-    require_no_weights,
-    save_own_policy,
-    weights_for_copies,
-    weights_for_part,
 )
 from swath.workers.layout import AUTO, WorkerLayout, available_cores
 from swath.workers.pool import WorkerHandle, WorkerPool, weakly
 
-WORKER: Key = ("collector", "worker")
-ENV: Key = ("collector", "env")
 #: ``num_workers="auto"`` looks for so long at how the first env spends its time.
 _SECONDS_TO_MEASURE = 0.5
 #: ``shutdown`` waits so long for another thread that sends weights to notice it.
 _SECONDS_FOR_SENDERS = 2.0
-#: A step that computes for less than this share of its time is one that waits.
-_BUSY_SHARE = 0.5
 
 
-class MultiCollector(BaseCollector):
+class MultiCollector(RemoteCollector):
     """Runs a policy in many envs, in worker processes.
 
     ``sync=True`` makes a ``MultiSyncCollector``, ``sync=False`` a ``MultiAsyncCollector``. Arguments are those of
@@ -85,6 +70,8 @@ class MultiCollector(BaseCollector):
     [torch.Size([2, 25]), torch.Size([2, 25])]
     """
 
+    _place = "worker"
+    _where = "in the workers"
     #: Whether a batch is put together from all envs.
     _is_shared = True
     #: Whether this process draws ids of trajectories, too.
@@ -170,11 +157,11 @@ class MultiCollector(BaseCollector):
 
     @ctrl_c_waits  # for workers, mostly, and there it may come
     def _build(self, config: WorkersConfig) -> None:
-        self._lock = FairLock()
+        self._begin()
         self._take_own(config)
         policy = config.policy
         self._restarts = config.restart_workers
-        self._init_random_frames = self._random_frames_left = config.init_random_frames or 0
+        self._init_random_frames = config.init_random_frames or 0
         assembler = config.assembler()
         platforms.require(
             type(self).__name__,
@@ -190,13 +177,10 @@ class MultiCollector(BaseCollector):
         self._tracked = [key for key, wanted in ((WORKER, config.track_worker), (ENV, config.track_env)) if wanted]
         self._interruptor = config.interruptor
         self.update_at_each_batch = config.update_at_each_batch
-        self._policy_version = 0
         #: By worker.
         self._seeds: dict[int, tuple[int, bool]] = {}
-        self._num_orders = 0
         #: None where each env was given a number of its own.
         self._asked_frames = config.frames_per_batch if isinstance(config.frames_per_batch, int) else None
-        self._told_of_waiting = False
         common = config.for_workers()
         base_seed = draw_base_seed()
 
@@ -231,7 +215,11 @@ class MultiCollector(BaseCollector):
         assert not isinstance(num_workers, str)
         self._assignment = Assignment(members, spread(members, num_workers, envs_per_worker))
         self._storing = members[0].devices.storing
-        self._schemes = self._make_schemes(config.weight_sync_schemes, policy, config.policy_factory)
+        may_have_weights = has_weights(policy) or config.policy_factory is not None
+        default = SharedMemWeightSyncScheme if may_have_weights else None
+        self._schemes = self._make_schemes(config.weight_sync_schemes, policy, default)
+        if "policy" in self._schemes:
+            self._schemes["policy"]._set_source(policy)
         self._workers: WorkerPool = None  # type: ignore[assignment]
         try:
             self._workers = WorkerPool(
@@ -248,20 +236,17 @@ class MultiCollector(BaseCollector):
             )
             self._description = self._agree()
             self._structure = self._description.structure
+            self._waiting = WaitingWatch(self._workers, self._assignment.layout)
             budget = self._set_up(config.total_frames)
             if config.set_truncated and not truncated_keys((f.key, f) for f in self._description.fields):
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
             super().__init__(budget, config.postprocessing(), assembler, config.replay_buffer, config.extend_buffer)
+            self._schedule(budget, self.num_workers)
             if hasattr(config.postproc, "to") and self._storing is not None:
                 config.postproc.to(self._storing)  # type: ignore[union-attr]
             for scheme in self._schemes.values():
                 scheme.connect()
-            # A network that a function finds by its name may be another one where the function is imported.
-            if (
-                policy is not None
-                and "policy" in self._schemes
-                and (config.policy_factory or HiddenWeights(policy).tensors)
-            ):
+            if self._must_send_first(config.policy_factory):
                 self._schemes["policy"].send(policy, version=0)
             self._updater = adopt_updater(config.weight_updater, self)
             self._threads_before: int | None = None
@@ -285,24 +270,40 @@ class MultiCollector(BaseCollector):
         raise NotImplementedError
 
     #: While workers write to a replay buffer by themselves.
-    _free_run: FreeRun | None = None
+    _buffer_fill: BufferFill | None = None
 
     @property
     def _is_processed_elsewhere(self) -> bool:
-        return self._free_run is not None
+        return self._buffer_fill is not None
 
     def _work(self) -> Any:
-        if self.replay_buffer is None or not can_run_free(self, self.replay_buffer):
+        processing = Processing(self._postprocessing, self._assembler is not None)
+        if not self._workers_write(processing):
             return super()._work()
         self._discard_all()
-        self._free_run = FreeRun(self, self.replay_buffer)
-        return self._free_run
+        each = self._description.env_size.numel()
+        buffer: Any = self.replay_buffer
+        plan = FillPlan(
+            buffer,
+            self._description,
+            self._assignment.layout,
+            steps=[-(-self._assignment.of_worker(i)[0].frames // each) for i in range(self.num_workers)],
+            processing=processing,
+            tracked=self._tracked,
+            may_join_batches=not (getattr(buffer, "rate_limiter", None) or self._resets_each_iter),
+        )
+        self._buffer_fill = BufferFill(
+            self, self._workers, self._scheduler, self._progress, self._waiting, plan, self._budget
+        )
+        return self._buffer_fill
 
-    @property
-    def _may_order_more(self) -> bool:
-        """Whether it makes no difference to do several batches as one."""
-        limit = getattr(self.replay_buffer, "rate_limiter", None)
-        return limit is None and not self._resets_each_iter
+    def _workers_write(self, processing: Processing) -> bool:
+        """Whether workers can fill the replay buffer by themselves: if nothing has to be asked of their owner."""
+        post = self._postprocessing
+        asks = post.pre_collect_hook or post.post_collect_hook or self._interruptor or self.update_at_each_batch
+        # Which worker or env a frame is from is not known of what a postproc makes of it.
+        is_mixed = self._tracked and not processing.is_nothing
+        return not (asks or is_mixed) and workers_can_fill(self.replay_buffer, self._storing)
 
     def _discard_all(self) -> None:
         """What is under way for who iterates is not wanted any more, and its episodes do not go on in the buffer."""
@@ -324,7 +325,7 @@ class MultiCollector(BaseCollector):
         for handle in self._workers.handles:
             self._workers.send(handle, "void", True, wake=True)
         self._abandon()
-        self._drop_pending()
+        self._drop_episodes()
 
     def _abandon(self) -> None:
         """Forget what is under way; workers may still write into its blocks, so those are not used again."""
@@ -358,18 +359,6 @@ class MultiCollector(BaseCollector):
             workers.shutdown()
         return min(num_members, max(1, round(available_cores() * wall_s / max(cpu_s, 1e-9))))
 
-    def _make_schemes(self, given: Any, policy: Any, policy_factory: Any) -> dict[str, WeightSyncScheme]:
-        schemes: dict[str, WeightSyncScheme] = dict(given or {})
-        if given is None and (has_weights(policy) or policy_factory is not None):
-            schemes["policy"] = SharedMemWeightSyncScheme()
-        for model_id, scheme in schemes.items():
-            if model_id == "policy" and policy is not None and not has_weights(policy):
-                raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to send")
-            scheme.init_on_sender(model_id=model_id, context=self)
-            if model_id == "policy":
-                scheme._set_source(policy)
-        return schemes
-
     def _halves_for(self, worker: int) -> dict[str, WeightSyncScheme]:
         halves = {}
         for model_id, scheme in self._schemes.items():
@@ -386,18 +375,10 @@ class MultiCollector(BaseCollector):
         """What all workers say of themselves; it must be the same."""
         first, *rest = (handle.description for handle in self._workers.handles)
         assert isinstance(first, WorkerDescription)
+        delivered = Delivers(tuple(first.env_size), first.fields)
         for handle, other in zip(self._workers.handles[1:], rest, strict=True):
             assert isinstance(other, WorkerDescription)
-            if (other.env_size, other.fields) != (first.env_size, first.fields):
-                mine = {f.key: (tuple(f.shape), f.dtype) for f in first.fields}
-                theirs = {f.key: (tuple(f.shape), f.dtype) for f in other.fields}
-                differing = next((key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key)), None)
-                what = (
-                    f"env batch size {tuple(first.env_size)} against {tuple(other.env_size)}"
-                    if differing is None
-                    else f"{differing}: {mine.get(differing)} against {theirs.get(differing)}"
-                )
-                raise EnvError(f"{handle.who} delivers other data than worker 0: {what}; all envs must be alike")
+            Delivers(tuple(other.env_size), other.fields).require_alike(delivered, handle.who, "worker 0")
         return first
 
     def _warn_of_rounding(self, frames_used: int) -> None:
@@ -420,8 +401,8 @@ class MultiCollector(BaseCollector):
             seed, static = self._seeds[handle.number]
             own = derived_seed(seed, handle.number, handle.incarnation.number)
             self._workers.call("set_seed", own, static, handles=[handle])
-        if self._free_run is not None:
-            self._free_run.resume(handle)
+        if self._buffer_fill is not None:
+            self._buffer_fill.resume(handle)
         else:
             self._resume(handle)
 
@@ -462,8 +443,8 @@ class MultiCollector(BaseCollector):
         first_step: int = 0,
         anew: bool = False,
     ) -> CollectRequest:
-        self._num_orders += 1
-        return CollectRequest(self._num_orders, block.number, steps, members, first_step, random_frames, anew=anew)
+        number = self._scheduler.next_number()
+        return CollectRequest(number, block.number, steps, members, first_step, random_frames, anew=anew)
 
     @property
     def next_traj_id(self) -> int:
@@ -485,159 +466,33 @@ class MultiCollector(BaseCollector):
     def _as_batch(self, leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> TensorDictBase:
         """Leaves ``[envs, steps, *shape]`` as a TensorDict ``[*lead, steps]``."""
         steps = next(iter(leaves.values())).shape[1]
-        tree = nested({key: leaf.view(*lead, steps, *leaf.shape[2:]) for key, leaf in leaves.items()})
-        names: Any = [None] * len(lead) + ["time"]
-        device = self._storing if self._storing is not None and self._storing.type == "cpu" else None
-        batch = TensorDict(tree, batch_size=(*lead, steps), names=names, device=device)
-        return batch if device is not None or self._storing is None else batch.to(self._storing)
-
-    def _warn_if_waiting(self) -> None:
-        """Tell once that envs which share a worker wait rather than compute."""
-        if self._told_of_waiting or self._iter not in (1, 4, 16):
-            return
-        for handle in self._workers.handles:
-            page, count = handle.page, len(handle.spec.members)
-            busy_s, cpu_s, steps = page.seconds("busy_s"), page.seconds("cpu_s"), page.integer("steps")
-            waits = page.integer("switches") >= steps / 2  # one that is only kept from its core does not give it away
-            if count > 1 and steps > 10 and cpu_s < _BUSY_SHARE * busy_s and waits:
-                self._told_of_waiting = True
-                each = busy_s / steps * 1000
-                warnings.warn(
-                    f"the envs wait rather than compute: a step of {count} envs takes {each:.3g} ms, "
-                    f"{cpu_s / busy_s:.0%} of it on the core. {self._assignment.layout} step one after the other; "
-                    f"num_workers={len(self._assignment.members)} lets all wait at the same time "
-                    "(num_workers='auto' measures)",
-                    stacklevel=4,
-                )
-                return
+        return as_batch(leaves, (*lead, steps), self._storing, num_dims=2)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        weights: Any = None,
-        policy: Any = None,
-        worker_ids: int | Sequence[int] | None = None,
-        model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
-        policy_weights: Any = None,
-    ) -> None:
-        """Send weights to the workers: a module's, a TensorDict's, a state dict's, or ``{worker: weights}``.
-
-        Without arguments, those of the policy that the collector was made with. Returns when all workers (or those of
-        ``worker_ids``) have applied them.
-        """
-        if policy_weights is not None:
-            warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
-            weights = policy_weights
-        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
-        with self._while_open():
-            self._update(sources, worker_ids, is_named=model_id is not None or weights_dict is not None)
-
-    def _update(self, sources: Mapping[str, Any], worker_ids: int | Sequence[int] | None, *, is_named: bool) -> None:
-        if self._updater is not None:
-            if is_named:
-                raise ValueError("a weight_updater knows one model: model_id and weights_dict need weight_sync_schemes")
-            self._updater.push_weights(sources["policy"], worker_ids)
+    def _update(self, sources: Mapping[str, Any], places: int | Sequence[int] | None, *, is_named: bool) -> None:
+        if self._updater is None:
+            super()._update(sources, places, is_named=is_named)
             return
-        for name in sources.keys() - self._schemes.keys():
-            self._refuse_model(name, sources[name])
-        sent = {name: self._checked_source(name, sources[name]) for name in sources if name in self._schemes}
-        # All that can be wrong is found out before anything is sent, or counted.
-        for name, source in sent.items():
-            addressed = self._schemes[name]._addressed(list(source) if is_per_worker(source) else worker_ids)
-            if not addressed:
+        if is_named:
+            raise ValueError("a weight_updater knows one model: model_id and weights_dict need weight_sync_schemes")
+        self._updater.push_weights(sources["policy"], places)
+
+    def _send(self, sources: Mapping[str, Any], places: int | Sequence[int] | None) -> None:
+        for name, source in sources.items():
+            if not self._schemes[name]._addressed(list(source) if is_per_place(source) else places):
                 return
-        self._policy_version += bool(sent)
-        for name, source in sent.items():
-            self._schemes[name].send(source, worker_ids, version=self._policy_version)
-
-    def _refuse_model(self, name: str, source: Any) -> None:
-        if name != "policy":
-            known = ", ".join(map(repr, self._schemes)) or "none"
-            raise KeyError(
-                f"there is no model {name!r} whose weights can be sent; weight_sync_schemes has {known}: give a scheme "
-                "for it there"
-            )
-        if source is not None:
-            raise TypeError(
-                f"the policy ({type(self.policy).__name__}) is no nn.Module, so it has no weights to update"
-            )
-        require_no_weights(self.policy)
-
-    def _checked_source(self, name: str, source: Any) -> Any:
-        """What is sent for a source: before any worker gets some of it, that it fits."""
-        if source is None and name == "policy" and self.policy is None:
-            raise RuntimeError(
-                "update_policy_weights_: the policy was made by policy_factory in the workers, so there are no weights "
-                "here to send; give them, or give policy= as well as policy_factory="
-            )
-        if source is None and name == "policy":
-            require_findable(self.policy)
-        if source is not None and name == "policy" and self.policy is not None:
-            if is_per_worker(source):
-                return {worker: weights_for_copies(self.policy, each) for worker, each in source.items()}
-            return weights_for_copies(self.policy, source)
-        return source if name == "policy" else weights_for_part(source)
-
-    def send_weights(self, weights: Any, worker_ids: int | Sequence[int] | None = None) -> None:
-        """Weights of the policy, for updaters."""
-        if "policy" not in self._schemes:
-            self._refuse_model("policy", weights)
-        with self._while_open():
-            weights = self._checked_source("policy", weights)
-            self._policy_version += 1
-            self._schemes["policy"].send(weights, worker_ids, version=self._policy_version)
-
-    @contextlib.contextmanager
-    def _while_open(self) -> Iterator[None]:
-        """For what several threads may do: one at a time, so that versions arrive as they were counted."""
-        self._require_open()
-        with self._lock:
-            self._require_open()
-            try:
-                yield
-            except Exception as error:
-                if self._closed and not isinstance(error, CollectorClosed):  # by another thread, in the middle of it
-                    self._require_open()
-                raise
-
-    @property
-    def policy_version(self) -> int:
-        """How often weights were sent."""
-        return self._policy_version
-
-    def get_policy_version(self) -> int:
-        return self._policy_version
-
-    def increment_version(self) -> None:
-        self._policy_version += 1
-
-    def receive_weights(self, policy_or_weights: Any = None) -> None:
-        """As ``update_policy_weights_``; a collector in this process has no one to receive from."""
-        self.update_policy_weights_(policy_or_weights)
+        self._policy_version += bool(sources)
+        for name, source in sources.items():
+            self._schemes[name].send(source, places, version=self._policy_version)
 
     # -- control ---------------------------------------------------------------------------------------------------
 
-    @property
-    def lock(self) -> FairLock:
-        """Of weight schemes. Whoever holds it, no other thread sends weights, gives orders or starts workers again."""
-        return self._lock
+    def _ask_each(self, name: str, *args: Any, **kwargs: Any) -> list[tuple[int, Any]]:
+        return list(enumerate(self._workers.call(name, *args, **kwargs)))
 
-    def _require_open(self) -> None:
-        if self._workers.owner_pid != os.getpid():
-            raise RuntimeError(
-                f"this collector's workers belong to process {self._workers.owner_pid}, and this is {os.getpid()}; "
-                "make the collector in the process that iterates over it (a DataLoader: num_workers=0)"
-            )
-        self._require_open_unless(False)
-
-    def _ask(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of workers, which go on afterwards with what they do."""
-        self._require_open()
-        return self._workers.call(name, *args, **kwargs)
+    def _ask_place(self, place: int, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._workers.call(name, *args, handles=[self._workers.handles[place]], **kwargs)
 
     def _call_idle(
         self, name: str, *args: Any, handles: Sequence[WorkerHandle] | None = None, **kwargs: Any
@@ -667,12 +522,8 @@ class MultiCollector(BaseCollector):
         for handle in self._workers.handles:
             self._seeds[handle.number] = int(following or 0), static_seed
             (following,) = self._call_idle("set_seed", following, static_seed, handles=[handle])
-        self._drop_pending()
+        self._drop_episodes()
         return following
-
-    def _drop_pending(self) -> None:
-        if self._assembler is not None:
-            self._assembler.drop_all()
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Start new episodes with the next batch: in all envs, or in those that ``reset_idx`` (a bool each) marks."""
@@ -692,12 +543,8 @@ class MultiCollector(BaseCollector):
 
     def _state_dict(self) -> dict[str, Any]:
         self._require_open()
-        state: dict[str, Any] = {f"worker{i}": own for i, own in enumerate(self._workers.call("state_dict"))}
-        state["frames"] = self._frames
-        state["iter"] = self._iter
-        state["policy_version"] = self._policy_version
-        state["random_frames_left"] = self._random_frames_left
-        return {**state, **save_own_policy(self.policy)}
+        states = {f"worker{i}": own for i, own in self._ask_each("state_dict")}
+        return {**states, **self._counters()}
 
     def _check_state(self, state_dict: Any, strict: bool) -> None:
         """Raise what workers would raise, and change nothing: they go on with what they do."""
@@ -707,7 +554,7 @@ class MultiCollector(BaseCollector):
         if len(names) != self.num_workers or numbered(state_dict, "node"):
             raise mismatch(who, state_dict, expected)
         for handle, name in zip(self._workers.handles, names, strict=True):
-            self._ask("check_state", state_dict[name], strict, handles=[handle])
+            self._ask_place(handle.number, "check_state", state_dict[name], strict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with as many workers; new episodes start.
@@ -729,12 +576,7 @@ class MultiCollector(BaseCollector):
                 weights, version = copied_policy(state)
                 if weights is not None:  # what its successor is sent must not be older than this
                     self._schemes["policy"].send(weights, [handle.number], version=version)
-        self._frames = state_dict["frames"]
-        self._iter = state_dict["iter"]
-        self._policy_version = state_dict["policy_version"]
-        self._random_frames_left = state_dict["random_frames_left"]
-        self._drop_pending()
-        self._iterator = None
+        self._load_counters(state_dict)
 
     # -- looking into workers --------------------------------------------------------------------------------------
 
@@ -746,64 +588,18 @@ class MultiCollector(BaseCollector):
             "num_envs": self._num_envs,
             "num_workers": self.num_workers,
             "layout": str(self._assignment.layout),
-            "workers": self._workers.describe(self._seconds),
+            "workers": self._workers.describe(),
         }
 
     @property
     def _num_envs(self) -> int:
         return len(self._assignment.members) * self._description.env_size.numel()
 
-    def getattr_env(self, name: str) -> Any:
-        """An attribute of the first worker's env."""
-        return self._ask("getattr_env", name, handles=self._workers.handles[:1])[0]
-
-    def getattr_policy(self, name: str) -> Any:
-        """An attribute of the first worker's policy."""
-        return self._ask("getattr_policy", name, handles=self._workers.handles[:1])[0]
-
-    def getattr_rb(self, name: str) -> Any:
-        return getattr(self.replay_buffer, name)
-
-    def get_distant_attr(self, path: str) -> list[Any]:
-        """An attribute of each worker's collector by its dotted path, such as ``"env.batch_size"``."""
-        return self._ask("get_distant_attr", path)
-
-    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``path`` (such as ``"env.set_level"``) in every worker."""
-        return self._ask("cascade_execute", path, *args, **kwargs)
-
-    def map_fn(
-        self, name: str, list_of_args: Sequence[Any] | None = None, list_of_kwargs: Sequence[Any] | None = None
-    ) -> list[Any]:
-        """Call a method of each worker's collector with its own arguments."""
-        for what, given in (("list_of_args", list_of_args), ("list_of_kwargs", list_of_kwargs)):
-            if given is not None and len(given) != self.num_workers:
-                raise ValueError(f"map_fn: {what} has {len(given)} entries for {self.num_workers} workers")
-        args = list_of_args or [()] * self.num_workers
-        kwargs = list_of_kwargs or [{}] * self.num_workers
-        return [
-            self._ask("cascade_execute", name, *args[i], handles=[handle], **kwargs[i])[0]
-            for i, handle in enumerate(self._workers.handles)
-        ]
-
-    def policy_plan(self) -> str:
-        """How the policy is called in each worker, and why not faster; see ``Collector.policy_plan``."""
-        return alike_or_each(self.cascade_execute("policy_plan"), "worker")
-
-    def env_plan(self) -> str:
-        """How each worker's envs are stepped, and why not faster; see ``Collector.env_plan``."""
-        return alike_or_each(self.cascade_execute("env_plan"), "worker")
-
-    def get_model(self, model_id: str) -> Any:
-        if model_id != "policy":
-            raise KeyError(f"there is no model {model_id!r} in this process; workers have it")
-        return self.policy
-
     def enable_profile(self, **config: Any) -> None:
         """Profile the first rollouts of worker 0 with torch's profiler; see ``ProfileConfig`` for the arguments."""
         if self._iter:
             raise RuntimeError("enable_profile must be called before the first batch is collected")
-        self._ask("cascade_execute", "enable_profile", handles=self._workers.handles[:1], **config)
+        self._ask_first("cascade_execute", "enable_profile", **config)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -827,24 +623,8 @@ class MultiCollector(BaseCollector):
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
 
-    def __del__(self) -> None:
-        self._say_that_it_is_gone()
-        self.shutdown(raise_on_error=False)
-
-    def __repr__(self) -> str:
-        if "_budget" not in self.__dict__:
-            return f"{type(self).__name__}(not started)"
-        policy = "policy_factory" if self.policy is None else type(self.policy).__name__
-        return (
-            f"{type(self).__name__}({self._assignment.layout}, policy={policy}, "
-            f"frames_per_batch={self.requested_frames_per_batch}, total_frames={self.total_frames}, "
-            f"frames so far={self._frames:,})"
-        )
-
-
-def is_per_worker(source: Any) -> bool:
-    """Whether weights are given as ``{worker: weights}``."""
-    return isinstance(source, dict) and bool(source) and all(isinstance(key, int) for key in source)
+    def _describe_places(self) -> str:
+        return str(self._assignment.layout)
 
 
 def random_share(frames: Sequence[int], num_envs: int, wanted: int) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from swath.collectors.base import BaseCollector, Budget
+from swath.collectors.base import BaseCollector
+from swath.collectors.budget import Budget
 from swath.collectors.config import WorkersConfig
-from swath.collectors.multi import WORKER, MultiCollector, random_share
+from swath.collectors.multi import MultiCollector, random_share
 from swath.collectors.multi_sync import mark_broken
+from swath.collectors.remote import WORKER
 from swath.errors import NoLength
 from swath.keys import Key
 from swath.remote.blocks import Block, BlockLayout, BlockPool
@@ -22,8 +24,6 @@ from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
 from swath.workers.pool import WorkerHandle, has_ended
 
-#: Orders that a worker has at a time: the one that it follows, and the one that it goes on with.
-_ORDERS_PER_WORKER = 2
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 
 
@@ -41,6 +41,10 @@ class _Pending:
     random_in_steps: int
     #: Of the weights when it was given.
     version: int
+
+    @property
+    def num_frames(self) -> int:
+        return sum(self.frames)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,6 @@ class MultiAsyncCollector(MultiCollector):
             steps = tuple(-(-member.frames // num_envs) for member in self._assignment.of_worker(worker))
             self._layouts.append(BlockLayout(self._description.fields, size, steps))
         self._pools = [BlockPool(layout, worker, self.num_workers) for worker, layout in enumerate(self._layouts)]
-        self._pending: list[dict[int, _Pending]] = [{} for _ in self._layouts]
         self._pieces: deque[_Piece] = deque()
         #: Workers whose envs have taken, or will take, steps in their last order that are not delivered.
         self._ahead: set[int] = set()
@@ -133,12 +136,11 @@ class MultiAsyncCollector(MultiCollector):
     def _work(self) -> Any:
         return super()._work() if self._max_lag is None else BaseCollector._work(self)
 
-    def _state_dict(self) -> dict[str, Any]:
-        """As of what was delivered: what is under way is not in it, and its random frames are still due."""
-        state = super()._state_dict()
-        under_way = [each.random_frames for pending in self._pending for each in pending.values()]
-        state["random_frames_left"] += sum(under_way) + sum(piece.random_frames for piece in self._pieces)
-        return state
+    def _counters(self) -> dict[str, Any]:
+        """What waits to be delivered is not in it either."""
+        counters = super()._counters()
+        counters["random_frames_left"] += sum(piece.random_frames for piece in self._pieces)
+        return counters
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "dropped_frames": self._dropped}
@@ -163,16 +165,16 @@ class MultiAsyncCollector(MultiCollector):
                 while self._pieces:
                     batch = self._deliver(self._pieces.popleft())
                     if batch is not None:
-                        self._warn_if_waiting()
+                        self._waiting.look(self._iter)
                         return batch
-                if stopping and not any(self._pending):
+                if stopping and self._scheduler.is_idle:
                     return self._nothing()
-            if any(self._pending):  # else all that there was is too old, and there are orders to give
+            if not self._scheduler.is_idle:  # else all that there was is too old, and there are orders to give
                 self._workers.wait(timeout_s=_SECONDS_BETWEEN_QUESTIONS if asks else None)
 
     def _stop(self) -> None:
         """Let workers deliver the steps that they have taken."""
-        for worker, pending in enumerate(self._pending):
+        for worker, pending in enumerate(self._scheduler.pending):
             for number in pending:
                 self._workers.send(self._workers.handles[worker], "stop", number, wake=True)
 
@@ -185,31 +187,18 @@ class MultiAsyncCollector(MultiCollector):
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _frames_to_order(self) -> int | None:
-        """None: without end."""
-        if self._budget.total_frames is None:
-            return None
-        under_way = sum(sum(each.frames) for pending in self._pending for each in pending.values())
-        waiting = sum(piece.frames for piece in self._pieces)
-        return self._budget.total_frames - self._frames - under_way - waiting
-
     def _give_orders(self) -> None:
-        # In turns, so that at the beginning and at the end all workers have something to do.
-        for rank in range(_ORDERS_PER_WORKER):
-            for handle in self._workers.handles:
-                if len(self._pending[handle.number]) == rank:
-                    left = self._frames_to_order
-                    if (left is not None and left <= 0) or self._must_hold_back():
-                        return
-                    self._give_order(handle, left)
+        for worker in self._scheduler.turns(range(self.num_workers)):
+            left = self._scheduler.frames_left(waiting=sum(piece.frames for piece in self._pieces))
+            if (left is not None and left <= 0) or self._must_hold_back():
+                return
+            self._give_order(self._workers.handles[worker], left)
 
     def _must_hold_back(self) -> bool:
         """Whether one more batch under way could make another one, or itself, too old."""
         if self._max_lag is None or not self._holds:
             return False
-        under_way = [each for pending in self._pending for each in pending.values()]
-        waiting = len(self._pieces)
+        under_way, waiting = self._scheduler.under_way, len(self._pieces)
         if not under_way and not waiting:
             return False
         oldest = min((each.version for each in under_way), default=self._policy_version)
@@ -225,18 +214,16 @@ class MultiAsyncCollector(MultiCollector):
             frames.append(full if left is None else max(0, min(full, left)))
             left = None if left is None else left - frames[-1]
         steps = -(-frames[0] // each)
-        wanted = min(self._random_frames_left, sum(frames))
+        wanted = self._scheduler.take_random(sum(frames))
         random_frames = random_share(frames, each, wanted) if wanted else 0
-        self._random_frames_left -= wanted
         block = self._pools[worker].take()
         all_steps = (steps,) * layout.num_members
         order = self._order(block, all_steps, range(layout.num_members), random_frames, anew=worker in self._ahead)
         self._ahead.discard(worker)
         if min(frames) < steps * each:
             self._ahead.add(worker)
-        self._pending[worker][order.number] = _Pending(
-            order, block, frames, wanted, random_frames, self._policy_version
-        )
+        pending = _Pending(order, block, frames, wanted, random_frames, self._policy_version)
+        self._scheduler.begin(worker, order.number, pending)
         self._send_order(handle, block, order)
 
     def _send_order(self, handle: WorkerHandle, block: Block, order: CollectRequest) -> None:
@@ -250,7 +237,7 @@ class MultiAsyncCollector(MultiCollector):
     def _resume(self, handle: WorkerHandle) -> None:
         """A worker was started again: it goes on with what its predecessor had not completed."""
         self._take_arrived()  # what its predecessor had completed
-        pending = self._pending[handle.number]
+        pending = self._scheduler.pending[handle.number]
         layout = self._layouts[handle.number]
         rows = layout.num_envs
         for old in list(pending.values()):
@@ -270,28 +257,26 @@ class MultiAsyncCollector(MultiCollector):
             super()._give_up_episodes()
 
     def _abandon(self) -> None:
-        for pool, pending in zip(self._pools, self._pending, strict=True):
-            for each in pending.values():
-                self._random_frames_left += each.random_frames
+        for worker, pool in enumerate(self._pools):
+            for each in self._scheduler.take_back(worker):
                 pool.forget(each.block)
-            pending.clear()
-        self._random_frames_left += sum(piece.random_frames for piece in self._pieces)
+        self._scheduler.random_frames_left += sum(piece.random_frames for piece in self._pieces)
         self._pieces.clear()
         self._workers.arrived.clear()
 
     def _has_work(self, handle: WorkerHandle) -> bool:
-        return bool(self._pending[handle.number]) or any(piece.worker == handle.number for piece in self._pieces)
+        is_waiting = any(piece.worker == handle.number for piece in self._pieces)
+        return is_waiting or bool(self._scheduler.pending[handle.number])
 
     def _discard(self, handles: Sequence[WorkerHandle]) -> None:
         """Workers have forgotten their orders: their blocks are free, and their random frames are still due."""
         workers = {handle.number for handle in handles}
         for worker in workers:
-            for each in self._pending[worker].values():
-                self._random_frames_left += each.random_frames
+            for each in self._scheduler.take_back(worker):
                 self._pools[worker].give_back(each.block)
-            self._pending[worker].clear()
         self._workers.arrived = deque(entry for entry in self._workers.arrived if entry[0].number not in workers)
-        self._random_frames_left += sum(piece.random_frames for piece in self._pieces if piece.worker in workers)
+        given_up = [piece for piece in self._pieces if piece.worker in workers]
+        self._scheduler.random_frames_left += sum(piece.random_frames for piece in given_up)
         self._pieces = deque(piece for piece in self._pieces if piece.worker not in workers)
 
     # -- delivering ------------------------------------------------------------------------------------------------
@@ -300,7 +285,7 @@ class MultiAsyncCollector(MultiCollector):
         """Turn what has arrived into batches, one for each member."""
         while self._workers.arrived:
             handle, ready = self._workers.arrived.popleft()
-            pending = self._pending[handle.number].pop(ready.number, None)
+            pending = self._scheduler.end(handle.number, ready.number)
             if pending is None:
                 continue
             if self._assembler is not None:
@@ -346,7 +331,7 @@ class MultiAsyncCollector(MultiCollector):
                 versions = [(0, ready.versions[-1][1])]
                 pieces.append(_Piece(worker, env, last, (rest,), versions, rest, random_rest, ready.objects))
         # It may have been stopped: the rest is still due.
-        self._random_frames_left += pending.random_frames - sum(piece.random_frames for piece in pieces)
+        self._scheduler.random_frames_left += pending.random_frames - sum(piece.random_frames for piece in pieces)
         return pieces
 
     def _salvage(self) -> TensorDictBase | None:
@@ -373,7 +358,7 @@ class MultiAsyncCollector(MultiCollector):
         for handle in self._workers.handles:
             if handle.failure is not None:
                 _, number, steps = handle.failure
-                pending = self._pending[handle.number].pop(number, None)
+                pending = self._scheduler.end(handle.number, number)
                 if pending is not None and any(steps):
                     done = [each - pending.order.first_step for each in steps]
                     rest = CollectResult(number, done, [(0, pending.version)], [])
@@ -381,7 +366,7 @@ class MultiAsyncCollector(MultiCollector):
 
     def _busy_members(self) -> list[WorkerHandle]:
         self._take_arrived()
-        return [handle for handle in self._workers.handles if self._pending[handle.number]]
+        return [handle for handle in self._workers.handles if self._scheduler.pending[handle.number]]
 
     @property
     def _lead(self) -> torch.Size:
@@ -398,7 +383,7 @@ class MultiAsyncCollector(MultiCollector):
             if first:
                 num_envs = next(iter(leaves.values())).shape[0]
                 self._dropped += min(first, length) * num_envs
-                self._random_frames_left += min(piece.random_frames, first * num_envs)
+                self._scheduler.random_frames_left += min(piece.random_frames, first * num_envs)
                 self._rename(leaves, piece.first_env, min(first, length))
                 if first >= length:
                     return None

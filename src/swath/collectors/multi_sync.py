@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from swath.collectors.base import Budget
+from swath.collectors.budget import Budget
 from swath.collectors.config import WorkersConfig
-from swath.collectors.multi import WORKER, MultiCollector
+from swath.collectors.multi import MultiCollector
+from swath.collectors.remote import WORKER
 from swath.collectors.sink import BufferSink
 from swath.errors import NoLength
 from swath.keys import Key
@@ -138,7 +139,7 @@ class MultiSyncCollector(MultiCollector):
             raise
         self._batch = None
         self._delivered_objects = batch.objects
-        self._warn_if_waiting()
+        self._waiting.look(self._iter)
         return self._deliver(batch, num_envs)
 
     def _plan(self) -> tuple[tuple[int, ...], int | None]:
@@ -205,7 +206,7 @@ class MultiSyncCollector(MultiCollector):
         batch.ready[handle.number] = steps
         batch.objects.update(ready.objects)
         own_rows = len(handle.spec.members) * self._layout.envs_per_member
-        self._random_frames_left -= random_in_lanes(order.random_frames, ready.steps, own_rows)
+        self._scheduler.random_frames_left -= random_in_lanes(order.random_frames, ready.steps, own_rows)
         if self._assembler is not None:
             self._assembler.fragments |= set(ready.fragments)
 
@@ -230,7 +231,7 @@ class MultiSyncCollector(MultiCollector):
         kept = min(self._committed(handle, old), length - 1)
         own_rows = len(own) * self._layout.envs_per_member
         spent = min(old.random_frames, (kept - old.first_step) * own_rows)
-        self._random_frames_left -= spent
+        self._scheduler.random_frames_left -= spent
         if kept:
             leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
             mark_broken(self._layout.part(leaves, own, batch.steps), kept - 1)

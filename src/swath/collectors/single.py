@@ -18,7 +18,8 @@ from swath.collectors.arguments import (
     random_specs,
 )
 from swath.collectors.backends import FRONT_DOOR, is_asked_for, make_collector, refuse_front_door
-from swath.collectors.base import BaseCollector, Budget, truncated_keys
+from swath.collectors.base import BaseCollector, truncated_keys
+from swath.collectors.budget import Budget
 from swath.collectors.config import SingleConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown

@@ -511,7 +511,7 @@ class WorkerPool:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def describe(self, seconds: float) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """A line for each worker; reads the board only."""
         now = time.monotonic()
         lines = []

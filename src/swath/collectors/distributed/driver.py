@@ -16,7 +16,8 @@ from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import alike_or_each
 from swath.collectors.background import Batches
-from swath.collectors.base import BaseCollector, Budget, positive_int, truncated_keys
+from swath.collectors.base import BaseCollector, truncated_keys
+from swath.collectors.budget import Budget
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import BufferPlan, NodePlan, Order
@@ -24,6 +25,7 @@ from swath.collectors.distributed.plans import NodePlans, list_nodes
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.multi import ENV, WORKER
+from swath.collectors.numbers import positive_int
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.data.payload import join_batches, pack_tensors

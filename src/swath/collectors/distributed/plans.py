@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from swath.collectors.assignment import for_each
-from swath.collectors.base import positive_int
 from swath.collectors.distributed.node import IdSpace, NodePlan
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
+from swath.collectors.numbers import positive_int
 from swath.collectors.single import Collector
 from swath.process.seeding import draw_base_seed
 
