@@ -83,9 +83,9 @@ MUTATIONS = [
     Mutation("cli/writer.py", "to[env] += count", "pass", "cli/test_cli_workers.py"),
     # Nodes that deliver other data are let in.
     Mutation(
-        "collectors/distributed/roster.py",
-        "if (other.lead, other",
-        "if False and (other.lead, other",
+        "collectors/remote.py",
+        "if self == first:",
+        "if True or self == first:",
         "test_distributed.py",
     ),
 ]

@@ -56,7 +56,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pids_of(collector: Any) -> list[int]:
-    return [member.about.pid for member in collector._roster.members]
+    return [member.about.pid for member in collector._nodes.handles]
 
 
 def make(**kwargs: Any) -> RayCollector:

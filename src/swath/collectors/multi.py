@@ -241,7 +241,7 @@ class MultiCollector(RemoteCollector):
             if config.set_truncated and not truncated_keys((f.key, f) for f in self._description.fields):
                 raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
             super().__init__(budget, config.postprocessing(), assembler, config.replay_buffer, config.extend_buffer)
-            self._schedule(budget, self.num_workers)
+            self._schedule(budget, self.num_workers, self._init_random_frames)
             if hasattr(config.postproc, "to") and self._storing is not None:
                 config.postproc.to(self._storing)  # type: ignore[union-attr]
             for scheme in self._schemes.values():

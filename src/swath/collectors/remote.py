@@ -59,11 +59,9 @@ class RemoteCollector(BaseCollector):
         self._lock = FairLock()
         self._owner_pid = os.getpid()
 
-    def _schedule(self, budget: Budget, num_places: int, requests_each: int = 2) -> None:
+    def _schedule(self, budget: Budget, num_places: int, random_frames: int, requests_each: int = 2) -> None:
         """Once it is known what a batch is, and the base is made."""
-        self._scheduler = Scheduler(
-            budget.total_frames, self._init_random_frames, self._progress, num_places, requests_each
-        )
+        self._scheduler = Scheduler(budget.total_frames, random_frames, self._progress, num_places, requests_each)
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 

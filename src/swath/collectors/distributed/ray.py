@@ -265,7 +265,7 @@ class RayCollector(NodesCollector):
         """More nodes, with the newest weights; each adds as many frames to a ``sync`` batch as the others have."""
         self._require_open()
         self._require_still("add_collectors")
-        first = self._roster.members[0].plan
+        first = self._nodes.handles[0].plan
         plans = [
             self._plans.plan(
                 self.num_workers + i,
@@ -277,11 +277,12 @@ class RayCollector(NodesCollector):
             for i, factory in enumerate(list_nodes(create_env_fn, num_collectors))
         ]
         self._start(plans)
+        self._scheduler.add_places(len(plans))
         if "policy" in self._schemes and self.policy is not None:
-            self._send("policy", None, [plan.node for plan in plans], self._policy_version)
+            self._send_one("policy", None, [plan.node for plan in plans], self._policy_version)
         if self._writes_itself:
-            for member in self._alive:
-                self._let_node_write(member)
+            for handle in self._alive:
+                self._let_node_write(handle)
         elif self.replay_buffer is not None:
             self._sink = make_sink(self.replay_buffer, self._num_envs, self._extends)
 
