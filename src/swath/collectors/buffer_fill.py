@@ -31,8 +31,9 @@ from swath.remote.requests import (
     random_in_rows,
 )
 from swath.rollout.layout import Field
+from swath.workers.handle import WorkerHandle
 from swath.workers.layout import WorkerLayout
-from swath.workers.pool import WorkerHandle, WorkerPool
+from swath.workers.pool import WorkerPool
 from swath.workers.status_page import Ledger
 
 #: A request is so many steps at least, so that small batches do not keep its owner busy with messages.

@@ -18,30 +18,31 @@ from swath.collectors.buffer_fill import BufferFill, FillPlan, workers_can_fill
 from swath.collectors.config import WorkersConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
-from swath.collectors.remote import ENV, WORKER, Delivers, RemoteCollector, as_batch, is_per_place
+from swath.collectors.remote import ENV, WORKER, Delivers, is_per_place
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.waiting import WaitingWatch
+from swath.collectors.worker_batches import WorkerBatches
+from swath.collectors.worker_specs import SpecMaker, busy_workers
 from swath.data.trajectories import TrajFormat
-from swath.envs.making import make_env
 from swath.errors import CollectorClosed, message_of
-from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
-from swath.process.seeding import derived_seed, draw_base_seed
-from swath.process.start import StartMethod, check_start_method
-from swath.remote.blocks import BlockPool
+from swath.process.seeding import derived_seed
+from swath.process.start import check_start_method
 from swath.remote.buffer_writer import Processing
-from swath.remote.requests import CollectRequest, WorkerDescription, WorkerSpec
+from swath.remote.requests import WorkerDescription
 from swath.states import count, mismatch, numbered, require_counters
 from swath.warn import warn_user
+from swath.weakly import weakly
 from swath.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import (
     copied_policy,
     has_weights,
 )
-from swath.workers.layout import AUTO, WorkerLayout, available_cores
-from swath.workers.pool import WorkerHandle, WorkerPool, weakly
+from swath.workers.handle import WorkerHandle
+from swath.workers.layout import AUTO
+from swath.workers.pool import WorkerPool
 
 #: ``num_workers="auto"`` looks for so long at how the first env spends its time.
 _SECONDS_TO_MEASURE = 0.5
@@ -49,7 +50,7 @@ _SECONDS_TO_MEASURE = 0.5
 _SECONDS_FOR_SENDERS = 2.0
 
 
-class MultiCollector(RemoteCollector):
+class MultiCollector(WorkerBatches):
     """Runs a policy in many envs, in worker processes.
 
     ``sync=True`` makes a ``MultiSyncCollector``, ``sync=False`` a ``MultiAsyncCollector``. Arguments are those of
@@ -70,8 +71,6 @@ class MultiCollector(RemoteCollector):
     [torch.Size([2, 25]), torch.Size([2, 25])]
     """
 
-    _place = "worker"
-    _where = "in the workers"
     #: Whether a batch is put together from all envs.
     _is_shared = True
     #: Whether this process draws ids of trajectories, too.
@@ -172,7 +171,6 @@ class MultiCollector(RemoteCollector):
         num_workers, envs_per_worker = check_counts(config.num_workers, config.envs_per_worker)
         members = resolve_members(config, self._is_shared, num_workers, envs_per_worker)
         self.policy = policy
-        self._method: StartMethod = method
         self._resets_each_iter = config.reset_at_each_iter
         self._tracked = [key for key, wanted in ((WORKER, config.track_worker), (ENV, config.track_env)) if wanted]
         self._interruptor = config.interruptor
@@ -181,37 +179,9 @@ class MultiCollector(RemoteCollector):
         self._seeds: dict[int, tuple[int, bool]] = {}
         #: None where each env was given a number of its own.
         self._asked_frames = config.frames_per_batch if isinstance(config.frames_per_batch, int) else None
-        common = config.for_workers()
-        base_seed = draw_base_seed()
-
-        def specs(crew: Assignment) -> list[WorkerSpec]:
-            made = []
-            for worker, numbers in enumerate(crew.layout.members):
-                own = crew.of_worker(worker)
-                devices = own[0].devices
-                made.append(
-                    WorkerSpec(
-                        worker=worker,
-                        members=numbers,
-                        num_members=len(crew.members),
-                        id_stride=len(crew.members) + self._names_trajectories,
-                        factories=[member.factory for member in own],
-                        env_kwargs=[member.kwargs for member in own],
-                        make_env=make_env,
-                        policy=None if own[0].policy_factory is not None else policy,
-                        policy_factory=own[0].policy_factory,
-                        frames=own[0].frames,
-                        collector_class=config.collector_class,
-                        collector_kwargs={**common, "env_device": devices.env, "policy_device": devices.policy},
-                        base_seed=base_seed,
-                        num_threads=config.num_sub_threads,
-                        init_fn=config.init_fn,
-                    )
-                )
-            return made
-
+        specs = SpecMaker(config, stride_over=self._names_trajectories)
         if num_workers == AUTO:
-            num_workers = self._measure(specs(Assignment(members[:1], WorkerLayout.spread(1, 1))), len(members))
+            num_workers = busy_workers(specs.of_first(members), len(members), method)
         assert not isinstance(num_workers, str)
         self._assignment = Assignment(members, spread(members, num_workers, envs_per_worker))
         self._storing = members[0].devices.storing
@@ -223,7 +193,7 @@ class MultiCollector(RemoteCollector):
         self._workers: WorkerPool = None  # type: ignore[assignment]
         try:
             self._workers = WorkerPool(
-                specs(self._assignment),
+                specs.of_all(self._assignment),
                 method=method,
                 # (Weakly: one that nobody has any more ends then, and not when cycles are looked for.)
                 receivers=weakly(self._halves_for),
@@ -305,43 +275,6 @@ class MultiCollector(RemoteCollector):
         is_mixed = self._tracked and not processing.is_nothing
         return not (asks or is_mixed) and workers_can_fill(self.replay_buffer, self._storing)
 
-    def _discard_all(self) -> None:
-        """What is under way for who iterates is not wanted any more, and its episodes do not go on in the buffer."""
-        if self._iter or any(self._has_work(handle) for handle in self._workers.handles):
-            for handle in self._workers.handles:
-                self._workers.send(handle, "void", True, wake=True)
-            self._discard(self._workers.handles)
-            self._workers.call("state_dict")  # when this is answered, they have stopped
-
-    #: The blocks that batches are delivered in.
-    _pools: Sequence[BlockPool] = ()
-
-    @ctrl_c_waits
-    def _gather(self) -> TensorDictBase | None:
-        return super()._gather()
-
-    def _give_up_episodes(self) -> None:
-        """Workers may be ahead of what was delivered, and nobody waits for what they do."""
-        for handle in self._workers.handles:
-            self._workers.send(handle, "void", True, wake=True)
-        self._abandon()
-        self._drop_episodes()
-
-    def _abandon(self) -> None:
-        """Forget what is under way; workers may still write into its blocks, so those are not used again."""
-
-    def _has_work(self, handle: WorkerHandle) -> bool:
-        """Whether there are frames of a worker that were not delivered."""
-        return False
-
-    def _discard(self, handles: Sequence[WorkerHandle]) -> None:
-        """Forget what these workers have under way; they were told so. They may be in the middle of it: their blocks
-        are not used again before they have stopped, since only they would be told to."""
-
-    def _resume(self, handle: WorkerHandle) -> None:
-        """A worker was started again: give it back its orders."""
-        raise NotImplementedError
-
     # -- set-up ----------------------------------------------------------------------------------------------------
 
     def _ended_meanwhile(self) -> Exception:
@@ -349,15 +282,6 @@ class MultiCollector(RemoteCollector):
         background = self.__dict__.get("_background")
         failed = None if background is None else background.failure
         return CollectorClosed("shut down by another thread; make a new one") if failed is None else failed
-
-    def _measure(self, specs: list[WorkerSpec], num_members: int) -> int:
-        """How many workers keep the cores busy, by how much of its time the first env computes."""
-        workers = WorkerPool(specs, method=self._method, receivers=lambda _: {}, started=lambda _: None)
-        try:
-            ((wall_s, cpu_s),) = workers.call("measure_steps", _SECONDS_TO_MEASURE)
-        finally:
-            workers.shutdown()
-        return min(num_members, max(1, round(available_cores() * wall_s / max(cpu_s, 1e-9))))
 
     def _halves_for(self, worker: int) -> dict[str, WeightSyncScheme]:
         halves = {}
@@ -432,42 +356,6 @@ class MultiCollector(RemoteCollector):
             self._require_open()
         self._workers.handle_end(self._workers.handles[worker])
 
-    # -- collecting ------------------------------------------------------------------------------------------------
-
-    def _order(
-        self,
-        block: Any,
-        steps: tuple[int, ...],
-        members: range,
-        random_frames: int,
-        first_step: int = 0,
-        anew: bool = False,
-    ) -> CollectRequest:
-        number = self._scheduler.next_number()
-        return CollectRequest(number, block.number, steps, members, first_step, random_frames, anew=anew)
-
-    @property
-    def next_traj_id(self) -> int:
-        """No trajectory has this id yet, or a higher one."""
-        return max(handle.page.integer("next_traj_id") for handle in self._workers.handles)
-
-    def _committed(self, handle: WorkerHandle, order: CollectRequest) -> int:
-        """Up to which step of an order a worker that is gone has left frames in their final place."""
-        lost = self._structure is not None and self._structure.has_objects  # with the worker, what they refer to
-        begun = handle.page.integer("order") == order.number
-        return handle.page.integer("committed") if begun and not lost else order.first_step
-
-    #: What goes with the batch that was delivered last.
-    _delivered_objects: Mapping[int, Any] = {}
-
-    def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
-        return self._delivered_objects
-
-    def _as_batch(self, leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> TensorDictBase:
-        """Leaves ``[envs, steps, *shape]`` as a TensorDict ``[*lead, steps]``."""
-        steps = next(iter(leaves.values())).shape[1]
-        return as_batch(leaves, (*lead, steps), self._storing, num_dims=2)
-
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def _update(self, sources: Mapping[str, Any], places: int | Sequence[int] | None, *, is_named: bool) -> None:
@@ -487,27 +375,6 @@ class MultiCollector(RemoteCollector):
             self._schemes[name].send(source, places, version=self._policy_version)
 
     # -- control ---------------------------------------------------------------------------------------------------
-
-    def _ask_each(self, name: str, *args: Any, **kwargs: Any) -> list[tuple[int, Any]]:
-        return list(enumerate(self._workers.call(name, *args, **kwargs)))
-
-    def _ask_place(self, place: int, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._workers.call(name, *args, handles=[self._workers.handles[place]], **kwargs)
-
-    def _call_idle(
-        self, name: str, *args: Any, handles: Sequence[WorkerHandle] | None = None, **kwargs: Any
-    ) -> list[Any]:
-        """Call a method of workers that changes what they are in: what is under way is discarded.
-
-        Before they are called, so that one that is started again meanwhile is not given back what nobody wants.
-        """
-        self._require_open()
-        self._require_still(name)
-        chosen = self._workers.handles if handles is None else handles
-        for handle in chosen:
-            self._workers.send(handle, "void", self._has_work(handle), wake=True)
-        self._discard(chosen)
-        return self._workers.call(name, *args, handles=chosen, **kwargs)
 
     def _begin_ids_at(self, first: int) -> None:
         self._workers.begin_ids_at(first)
@@ -625,20 +492,3 @@ class MultiCollector(RemoteCollector):
 
     def _describe_places(self) -> str:
         return str(self._assignment.layout)
-
-
-def random_share(frames: Sequence[int], num_envs: int, wanted: int) -> int:
-    """Of members with so many frames to deliver (the longest first), how many frames of all their steps must be random
-    for ``wanted`` of those delivered to be: random frames come first, step by step.
-
-    >>> random_share([10, 10], 1, 7), random_share([10, 4], 1, 12), random_share([20, 1], 2, 4)
-    (7, 16, 5)
-    """
-    step = 0
-    while step * num_envs < frames[0] and wanted > 0:
-        delivered = sum(min(num_envs, max(0, each - step * num_envs)) for each in frames)
-        if wanted < delivered:
-            break
-        wanted -= delivered
-        step += 1
-    return step * len(frames) * num_envs + (wanted if step * num_envs < frames[0] else 0)

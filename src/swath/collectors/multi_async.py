@@ -13,16 +13,16 @@ from tensordict import TensorDictBase
 from swath.collectors.base import BaseCollector
 from swath.collectors.budget import Budget
 from swath.collectors.config import WorkersConfig
-from swath.collectors.multi import MultiCollector, random_share
+from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_sync import mark_broken
 from swath.collectors.remote import WORKER
 from swath.errors import NoLength
 from swath.keys import Key
 from swath.remote.blocks import Block, BlockLayout, BlockPool
-from swath.remote.requests import CollectRequest, CollectResult, random_in_rows
+from swath.remote.requests import CollectRequest, CollectResult, random_in_rows, random_share
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
-from swath.workers.pool import WorkerHandle, has_ended
+from swath.workers.handle import WorkerHandle, has_ended
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 

@@ -19,7 +19,7 @@ from swath.keys import Key
 from swath.remote.blocks import Block, BlockLayout, BlockPool
 from swath.remote.requests import CollectRequest, CollectResult, random_in_lanes, random_in_rows
 from swath.rollout.delivery import TRAJ_IDS
-from swath.workers.pool import WorkerHandle
+from swath.workers.handle import WorkerHandle
 
 MASK: Key = ("collector", "mask")
 _ENV_OF_FRAME: Key = ("_env_of_frame",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -32,6 +32,11 @@ class WorkerSpec(EnvsOfWorker):
     base_seed: int
     num_threads: int
     init_fn: Callable[[], Any] | None
+
+    can_be_restarted: ClassVar[bool] = True
+
+    def result(self, *parts: Any) -> CollectResult:
+        return CollectResult(*parts)
 
     def make_worker(self, channel: Any, page: Any, incarnation: Incarnation) -> Any:
         from swath.remote.worker import Worker  # in the worker only: its owner needs none of it
@@ -95,6 +100,23 @@ def random_in_lanes(random_frames: int, steps: Sequence[int], num_rows: int) -> 
     each = num_rows // len(steps)
     rows = [range(first, first + each) for first in range(0, num_rows, each)]
     return sum(min(random_in_rows(random_frames, r, num_rows), n * each) for r, n in zip(rows, steps, strict=True))
+
+
+def random_share(frames: Sequence[int], num_envs: int, wanted: int) -> int:
+    """Of members with so many frames to deliver (the longest first), how many frames of all their steps must be random
+    for ``wanted`` of those delivered to be: random frames come first, step by step.
+
+    >>> random_share([10, 10], 1, 7), random_share([10, 4], 1, 12), random_share([20, 1], 2, 4)
+    (7, 16, 5)
+    """
+    step = 0
+    while step * num_envs < frames[0] and wanted > 0:
+        delivered = sum(min(num_envs, max(0, each - step * num_envs)) for each in frames)
+        if wanted < delivered:
+            break
+        wanted -= delivered
+        step += 1
+    return step * len(frames) * num_envs + (wanted if step * num_envs < frames[0] else 0)
 
 
 #: Instead of a block's number: write to the replay buffer.

@@ -19,7 +19,8 @@ from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 from swath.process.start import StartMethod
 from swath.stepping.shared_steps import SharedStepsPlan
 from swath.stepping.spec import EnvDescription, EnvWorkerSpec
-from swath.workers.pool import WorkerHandle, WorkerPool, has_ended
+from swath.workers.handle import WorkerHandle, has_ended
+from swath.workers.pool import WorkerPool
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_CLOSE = 3.0
@@ -100,7 +101,7 @@ class ProcessHosts:
                 self.workers.handle_end(handle)
 
     def end(self, worker: int) -> None:
-        self.workers.kill(self.workers.handles[worker])
+        self.workers.handles[worker].kill()
 
     def who(self, worker: int) -> str:
         return self.workers.handles[worker].who

@@ -11,25 +11,23 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
-from swath.errors import CollectorClosed, WorkerDied, WorkerError, WorkerHangs
-from swath.process import ctrl_c, pickling
-from swath.process.channel import Channel, new_pipe, unpack
+from swath.errors import CollectorClosed, WorkerDied, WorkerError
+from swath.process import ctrl_c
+from swath.process.channel import new_pipe, unpack
 from swath.process.ctrl_c import ctrl_c_waits
+from swath.process.in_use import InUse
 from swath.process.memory import SharedMemory, require_descriptors
 from swath.process.start import StartMethod
 from swath.process.supervise import EndedAtExit, Process, end_processes, how_it_ended
-from swath.remote.requests import CollectResult, WorkerDescription, WorkerSpec
-from swath.stepping.spec import EnvDescription, EnvWorkerSpec
+from swath.workers.handle import WorkerHandle, dump_spec, has_ended
 from swath.workers.process import main
-from swath.workers.spec import Incarnation
-from swath.workers.status_page import LEFT_BEHIND, PAGE_BYTES, Shares, StatusPage
+from swath.workers.spec import EnvsOfWorker, Incarnation
+from swath.workers.status_page import LEFT_BEHIND, PAGE_BYTES, StatusPage
 
 #: How long the others may take to stop when one worker failed.
 _SECONDS_TO_SALVAGE = 0.6
@@ -42,73 +40,6 @@ _DESCRIPTORS_TO_START = 12
 #: A worker that dies again and again is started again later and later.
 _FIRST_BACK_OFF_S = 0.1
 _LONGEST_BACK_OFF_S = 5.0
-
-
-@dataclass
-class WorkerHandle:
-    """One worker, as its owner sees it."""
-
-    spec: WorkerSpec | EnvWorkerSpec
-    page: StatusPage
-    payload: bytes
-    process: Process = None  # type: ignore[assignment]
-    #: Of the last process, also while there is no other yet.
-    pid: int | None = None
-    channel: Channel = None  # type: ignore[assignment]
-    #: It has its board and its spec, and reads messages.
-    handed_over: bool = False
-    #: There is nobody at the other end of the channel.
-    hung_up: bool = False
-    incarnation: Incarnation = field(default_factory=Incarnation)
-    description: WorkerDescription | EnvDescription | None = None
-    replies: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    #: The exception that the worker left with, the order it was following, and the steps it completed of it.
-    failure: tuple[BaseException, int, list[int]] | None = None
-    frames_before: int = 0
-    #: It was being started again when Ctrl-C came: what stopped its predecessor.
-    restart_cut_short: BaseException | None = None
-    #: Orders and questions that it has not answered.
-    due: int = 0
-    #: Its last sign of life, and when it was seen.
-    beat: tuple[int, int] = (-1, -1)
-    beat_seen_at: float = 0.0
-
-    @property
-    def number(self) -> int:
-        return self.spec.worker
-
-    @property
-    def frames(self) -> int:
-        return self.frames_before + self.page.integer("frames")
-
-    @property
-    def frames_under_way(self) -> int:
-        """Of the batch that it collects; 0 where envs of a batch size of their own take turns."""
-        about = self.description
-        if about is None or not (about.merged or len(self.spec.members) == 1):
-            return 0
-        return self.page.integer("beat") * len(self.spec.members) * about.env_size.numel()
-
-    @property
-    def sentinel(self) -> int:
-        """Ready when the process has ended; -1 when nothing is left of it."""
-        process = self.process  # another thread may let go of it
-        return -1 if process is None else process.sentinel
-
-    def has_ended(self, timeout_s: float = 0.0) -> bool:
-        process = self.process
-        return process is None or process.has_ended(timeout_s)
-
-    @property
-    def is_alive(self) -> bool:
-        """Asked from any thread, also while another one shuts down."""
-        return not self.hung_up and not self.has_ended()
-
-    @property
-    def who(self) -> str:
-        envs = self.spec.members
-        shown = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start} to {envs.stop - 1}"
-        return f"worker {self.number} (pid {self.pid or 'not started'}, {shown})"
 
 
 class _LostAgain(Exception):
@@ -135,7 +66,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        specs: Sequence[WorkerSpec] | Sequence[EnvWorkerSpec],
+        specs: Sequence[EnvsOfWorker],
         *,
         method: StartMethod,
         receivers: Callable[[int], Mapping[str, Any]],
@@ -158,14 +89,14 @@ class WorkerPool:
         #: From the beginning of its end: whoever waits is to leave, and no worker is started any more.
         self._ends = threading.Event()
         self._ending = threading.RLock()
-        self._use = _Use()
+        self._use = InUse()
         self._board = SharedMemory(PAGE_BYTES * len(specs))
         self._num_calls = 0
         self._lock = threading.RLock() if lock is None else lock
         self._reviving: set[int] = set()
         self._next_look_at = 0.0
         #: Batches that are there and were not taken yet, in the order in which they came.
-        self.arrived: deque[tuple[WorkerHandle, CollectResult]] = deque()
+        self.arrived: deque[tuple[WorkerHandle, Any]] = deque()
         #: A forked copy of this process has a copy of this object; the workers are not its children.
         self.owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
@@ -204,7 +135,7 @@ class WorkerPool:
         handle.hung_up = handle.handed_over = False
         self._started(handle.number)
         if self._ends.is_set():  # by another thread, that did not know of this one
-            self.kill(handle)
+            handle.kill()
             self._let_go(handle)
             raise self._closed_error()
 
@@ -367,7 +298,7 @@ class WorkerPool:
                 kind, *arguments = handle.channel.receive()
                 handle.due -= kind in ("ready", "reply")
                 if kind == "ready":
-                    self.arrived.append((handle, CollectResult(*arguments)))
+                    self.arrived.append((handle, handle.spec.result(*arguments)))
                 elif kind == "reply":
                     number, *answer = arguments
                     handle.replies[number] = tuple(answer)  # type: ignore[assignment]
@@ -395,23 +326,10 @@ class WorkerPool:
             return
         self._next_look_at = now + _SECONDS_BETWEEN_LOOKS
         for handle in handles:
-            beat = handle.page.integer("beat"), handle.page.integer("batches")
-            if handle.due <= 0 or beat != handle.beat:
-                handle.beat, handle.beat_seen_at = beat, now
-            elif now - handle.beat_seen_at > self._step_timeout_s and handle.failure is None:
-                error = WorkerHangs(
-                    f"{handle.who} is in one step for {now - handle.beat_seen_at:.1f} s, longer than step_timeout_s="
-                    f"{self._step_timeout_s:g}; it was killed. If the env needs longer, raise step_timeout_s",
-                    handle.number,
-                )
+            error = handle.hangs(now, self._step_timeout_s)
+            if error is not None:
                 handle.failure = error, -1, []
-                self.kill(handle)
-
-    def kill(self, handle: WorkerHandle) -> None:
-        """And wait a moment for its end."""
-        if (process := handle.process) is not None:
-            process.kill()
-            process.has_ended(2.0)
+                handle.kill()
 
     def obituary(self, handle: WorkerHandle) -> WorkerDied:
         """Who died, how, and what to do."""
@@ -420,7 +338,7 @@ class WorkerPool:
         if code == -signal.SIGKILL:
             how += " (by someone, or by the kernel because memory ran out)"
         when = f"after {handle.frames:,} frames" if handle.description is not None else "while it started"
-        could = not self._restarts and isinstance(handle.spec, WorkerSpec)
+        could = not self._restarts and handle.spec.can_be_restarted
         advice = " With restart_workers=N it would be started again." if could else ""
         return WorkerDied(
             f"{handle.who} {how} {when}; restarts {handle.incarnation.number}/{self._restarts}. What it printed "
@@ -431,7 +349,7 @@ class WorkerPool:
     def _exit_code(self, handle: WorkerHandle) -> int | None:
         """Once the process has ended; one that only closed its connection gets a moment for it."""
         if not handle.has_ended(1.0):
-            self.kill(handle)
+            handle.kill()
         return None if handle.process is None else handle.process.exit_code()
 
     def _raise_loss(self, handle: WorkerHandle) -> NoReturn:
@@ -471,7 +389,7 @@ class WorkerPool:
 
     def _cut_short(self, handle: WorkerHandle, error: BaseException) -> None:
         """It may lack its weights, its seed, its orders: the next wait starts another one."""
-        self.kill(handle)
+        handle.kill()
         handle.restart_cut_short = error
 
     def begin_ids_at(self, first: int) -> None:
@@ -480,7 +398,7 @@ class WorkerPool:
             handle.incarnation = handle.incarnation._replace(first_traj_id=max(handle.incarnation.first_traj_id, first))
 
     def _restart(self, handle: WorkerHandle, error: BaseException) -> None:
-        self.kill(handle)
+        handle.kill()
         if handle.incarnation.number:
             back_off_s = min(_FIRST_BACK_OFF_S * 2 ** (handle.incarnation.number - 1), _LONGEST_BACK_OFF_S)
             ctrl_c.interruptible(self._ends.wait, back_off_s)
@@ -514,27 +432,7 @@ class WorkerPool:
     def describe(self) -> list[dict[str, Any]]:
         """A line for each worker; reads the board only."""
         now = time.monotonic()
-        lines = []
-        for handle in self.handles:
-            shares = Shares.of(handle.page, now)
-            started = handle.page.seconds("started_at")
-            alive_s = max(now - started, 1e-9) if started else 0.0
-            lines.append(
-                {
-                    "worker": handle.number,
-                    "pid": handle.pid,
-                    "alive": handle.is_alive,
-                    "envs": list(handle.spec.members),
-                    "frames": handle.frames + handle.frames_under_way,
-                    "fps": (handle.page.integer("frames") + handle.frames_under_way) / alive_s if alive_s else 0.0,
-                    "env": shares.env,
-                    "policy": shares.policy,
-                    "waiting": shares.waiting,
-                    "policy_version": handle.page.integer("policy_version"),
-                    "restarts": handle.incarnation.number,
-                }
-            )
-        return lines
+        return [handle.describe(now) for handle in self.handles]
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -573,62 +471,6 @@ class WorkerPool:
             self._board.close_descriptor()
         if pressed is not None and not is_second:
             raise pressed
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of something that is not to be kept by it, and calls it only while it is there."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = reference()
-        assert bound is not None
-        return bound(*args, **kwargs)
-
-    return call
-
-
-class _Use:
-    """Which threads are using something that another one wants to close."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._threads: list[int] = []
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._threads.append(threading.get_ident())
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._threads.remove(threading.get_ident())
-            self._changed.notify_all()
-
-    def wait_for_others(self, timeout_s: float) -> bool:
-        """This thread itself may be within, in a signal's handler, say."""
-        me = threading.get_ident()
-        with self._changed:
-            return self._changed.wait_for(lambda: all(thread == me for thread in self._threads), timeout_s)
-
-
-def has_ended(handle: WorkerHandle) -> bool:
-    return handle.hung_up or handle.has_ended()
-
-
-def dump_spec(spec: WorkerSpec | EnvWorkerSpec) -> bytes:
-    """A spec on its way; what cannot be pickled is named before any process starts."""
-    try:
-        return pickling.dumps(spec)
-    except Exception as error:
-        for name, value in spec.pieces():
-            try:
-                pickling.dumps(value)
-            except Exception as reason:
-                raise TypeError(
-                    f"{name} cannot be sent to a worker process: {type(reason).__name__}: {reason}. Make what cannot "
-                    "be pickled (files, sockets, locks, generators) inside of the function that makes the env or the "
-                    "policy"
-                ) from error
-        raise
 
 
 def _shut_down_all(pools: list[WorkerPool]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from swath.errors import add_note
 
@@ -30,6 +30,17 @@ class EnvsOfWorker:
     env_kwargs: Sequence[Mapping[str, Any]]
     #: Makes an env of a factory and its keywords: what an env is, is nothing to a process.
     make_env: Callable[[Any, Mapping[str, Any]], EnvBase]
+
+    #: Whether its users can have it started again when it is gone.
+    can_be_restarted: ClassVar[bool] = False
+
+    def make_worker(self, channel: Any, page: Any, incarnation: Incarnation) -> Any:
+        """What runs in the process."""
+        raise NotImplementedError
+
+    def result(self, *parts: Any) -> Any:
+        """What a worker says when it has done what it was asked for."""
+        return parts
 
     def make_envs(self, made: list[EnvBase]) -> None:
         """Make them, one after the other, into a list: whoever called closes them, also if one cannot be made."""

@@ -34,13 +34,13 @@ from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.seeding import derived_seed
 from swath.rollout.structure import Structure
 from swath.states import count, mismatch, numbered, require_counters
+from swath.weakly import weakly
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
     copied_policy,
     flat_weights,
     has_weights,
 )
-from swath.workers.pool import weakly
 
 
 class NodesCollector(NodeBatches):

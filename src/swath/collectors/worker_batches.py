@@ -1,0 +1,128 @@
+"""Batches of workers: what is asked of them, what is given up, and what goes on when one was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from swath.collectors.assignment import Assignment
+from swath.collectors.remote import RemoteCollector, as_batch
+from swath.keys import Key
+from swath.process.ctrl_c import ctrl_c_waits
+from swath.remote.blocks import BlockPool
+from swath.remote.requests import CollectRequest, WorkerDescription
+from swath.workers.handle import WorkerHandle
+from swath.workers.pool import WorkerPool
+
+
+class WorkerBatches(RemoteCollector):
+    """The part of a collector in worker processes that collects; how a batch is put together, subclasses know."""
+
+    _place = "worker"
+    _where = "in the workers"
+
+    _workers: WorkerPool
+    #: Which env is in which worker.
+    _assignment: Assignment
+    #: Of each worker, which are alike.
+    _description: WorkerDescription
+    #: The blocks that batches are delivered in.
+    _pools: Sequence[BlockPool] = ()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def _ask_each(self, name: str, *args: Any, **kwargs: Any) -> list[tuple[int, Any]]:
+        return list(enumerate(self._workers.call(name, *args, **kwargs)))
+
+    def _ask_place(self, place: int, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._workers.call(name, *args, handles=[self._workers.handles[place]], **kwargs)
+
+    def _call_idle(
+        self, name: str, *args: Any, handles: Sequence[WorkerHandle] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method of workers that changes what they are in: what is under way is discarded.
+
+        Before they are called, so that one that is started again meanwhile is not given back what nobody wants.
+        """
+        self._require_open()
+        self._require_still(name)
+        chosen = self._workers.handles if handles is None else handles
+        for handle in chosen:
+            self._workers.send(handle, "void", self._has_work(handle), wake=True)
+        self._discard(chosen)
+        return self._workers.call(name, *args, handles=chosen, **kwargs)
+
+    # -- what is under way -----------------------------------------------------------------------------------------
+
+    def _discard_all(self) -> None:
+        """What is under way for who iterates is not wanted any more, and its episodes do not go on in the buffer."""
+        if self._iter or any(self._has_work(handle) for handle in self._workers.handles):
+            for handle in self._workers.handles:
+                self._workers.send(handle, "void", True, wake=True)
+            self._discard(self._workers.handles)
+            self._workers.call("state_dict")  # when this is answered, they have stopped
+
+    @ctrl_c_waits
+    def _gather(self) -> TensorDictBase | None:
+        return super()._gather()
+
+    def _give_up_episodes(self) -> None:
+        """Workers may be ahead of what was delivered, and nobody waits for what they do."""
+        for handle in self._workers.handles:
+            self._workers.send(handle, "void", True, wake=True)
+        self._abandon()
+        self._drop_episodes()
+
+    def _abandon(self) -> None:
+        """Forget what is under way; workers may still write into its blocks, so those are not used again."""
+
+    def _has_work(self, handle: WorkerHandle) -> bool:
+        """Whether there are frames of a worker that were not delivered."""
+        return False
+
+    def _discard(self, handles: Sequence[WorkerHandle]) -> None:
+        """Forget what these workers have under way; they were told so. They may be in the middle of it: their blocks
+        are not used again before they have stopped, since only they would be told to."""
+
+    def _resume(self, handle: WorkerHandle) -> None:
+        """A worker was started again: give it back its orders."""
+        raise NotImplementedError
+
+    # -- requests, and what came -----------------------------------------------------------------------------------
+
+    def _order(
+        self,
+        block: Any,
+        steps: tuple[int, ...],
+        members: range,
+        random_frames: int,
+        first_step: int = 0,
+        anew: bool = False,
+    ) -> CollectRequest:
+        number = self._scheduler.next_number()
+        return CollectRequest(number, block.number, steps, members, first_step, random_frames, anew=anew)
+
+    @property
+    def next_traj_id(self) -> int:
+        """No trajectory has this id yet, or a higher one."""
+        return max(handle.page.integer("next_traj_id") for handle in self._workers.handles)
+
+    def _committed(self, handle: WorkerHandle, order: CollectRequest) -> int:
+        """Up to which step of an order a worker that is gone has left frames in their final place."""
+        lost = self._structure is not None and self._structure.has_objects  # with the worker, what they refer to
+        begun = handle.page.integer("order") == order.number
+        return handle.page.integer("committed") if begun and not lost else order.first_step
+
+    #: What goes with the batch that was delivered last.
+    _delivered_objects: Mapping[int, Any] = {}
+
+    def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
+        return self._delivered_objects
+
+    def _as_batch(self, leaves: Mapping[Key, torch.Tensor], lead: Sequence[int]) -> TensorDictBase:
+        """Leaves ``[envs, steps, *shape]`` as a TensorDict ``[*lead, steps]``."""
+        steps = next(iter(leaves.values())).shape[1]
+        return as_batch(leaves, (*lead, steps), self._storing, num_dims=2)

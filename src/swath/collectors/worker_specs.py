@@ -1,0 +1,70 @@
+"""What each worker of a collector is made from; and how many would keep the cores busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swath.collectors.assignment import Assignment, RequestedEnv
+from swath.collectors.config import WorkersConfig
+from swath.envs.making import make_env
+from swath.process.seeding import draw_base_seed
+from swath.process.start import StartMethod
+from swath.remote.requests import WorkerSpec
+from swath.workers.layout import WorkerLayout, available_cores
+from swath.workers.pool import WorkerPool
+
+#: ``num_workers="auto"`` looks for so long at how the first env spends its time.
+_SECONDS_TO_MEASURE = 0.5
+
+
+class SpecMaker:
+    """Makes them from what a collector was asked for.
+
+    Args:
+        stride_over: how many ids of trajectories are drawn by others than workers, in each round of all envs.
+    """
+
+    def __init__(self, config: WorkersConfig, stride_over: int) -> None:
+        self._config = config
+        self._stride_over = stride_over
+        self._common = config.for_workers()
+        self._base_seed = draw_base_seed()
+
+    def of_first(self, members: Sequence[RequestedEnv]) -> list[WorkerSpec]:
+        """Of one worker with the first env, to see how it spends its time."""
+        return self.of_all(Assignment(tuple(members[:1]), WorkerLayout.spread(1, 1)))
+
+    def of_all(self, assignment: Assignment) -> list[WorkerSpec]:
+        return [self._of_worker(worker, assignment) for worker in range(assignment.layout.num_workers)]
+
+    def _of_worker(self, worker: int, assignment: Assignment) -> WorkerSpec:
+        config, own = self._config, assignment.of_worker(worker)
+        first, num_members = own[0], len(assignment.members)
+        devices = {"env_device": first.devices.env, "policy_device": first.devices.policy}
+        return WorkerSpec(
+            worker=worker,
+            members=assignment.layout.members[worker],
+            num_members=num_members,
+            id_stride=num_members + self._stride_over,
+            factories=[member.factory for member in own],
+            env_kwargs=[member.kwargs for member in own],
+            make_env=make_env,
+            policy=None if first.policy_factory is not None else config.policy,
+            policy_factory=first.policy_factory,
+            frames=first.frames,
+            collector_class=config.collector_class,
+            collector_kwargs={**self._common, **devices},
+            base_seed=self._base_seed,
+            num_threads=config.num_sub_threads,
+            init_fn=config.init_fn,
+        )
+
+
+def busy_workers(specs: Sequence[WorkerSpec], num_members: int, method: StartMethod) -> int:
+    """How many workers keep the cores busy, by how much of its time the env of ``specs`` computes."""
+    workers = WorkerPool(specs, method=method, receivers=lambda _: {}, started=lambda _: None)
+    try:
+        ((wall_s, cpu_s),) = workers.call("measure_steps", _SECONDS_TO_MEASURE)
+    finally:
+        workers.shutdown()
+    return min(num_members, max(1, round(available_cores() * wall_s / max(cpu_s, 1e-9))))
