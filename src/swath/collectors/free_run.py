@@ -11,11 +11,12 @@ import torch
 
 from swath import platforms
 from swath.collectors.background import Work
+from swath.data.episode_ends import mark_ends
+from swath.data.postprocessing import Processing, Stored
 from swath.data.replay_buffer import ReplayBuffer
-from swath.data.storages import TensorStorage, mark_ends
+from swath.data.storages import TensorStorage
 from swath.process import pickling
 from swath.remote.blocks import BlockLayout
-from swath.remote.buffer_writer import Processing, Stored
 from swath.remote.requests import INTO_BUFFER, CollectRequest, CollectResult, random_in_lanes, random_in_rows
 from swath.rollout.layout import Field
 from swath.workers.pool import WorkerHandle

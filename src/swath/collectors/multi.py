@@ -18,7 +18,6 @@ from swath.collectors.assignment import Assignment, check_counts, resolve_member
 from swath.collectors.base import (
     BaseCollector,
     Budget,
-    truncated_keys,
 )
 from swath.collectors.config import WorkersConfig
 from swath.collectors.devices import DeviceLike
@@ -26,6 +25,7 @@ from swath.collectors.free_run import FreeRun, can_run_free
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
+from swath.data.postprocessing import truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.making import make_env
 from swath.errors import CollectorClosed, EnvError, message_of

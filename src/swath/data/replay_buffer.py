@@ -14,7 +14,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 
 from swath.copying import NotCopied
+from swath.data.episode_ends import marked_cuts
+from swath.data.frames import check_fields, check_sizes
 from swath.data.inverses import checked_transform, claimed, inverts, require_by_env
+from swath.data.list_storage import ListStorage
 from swath.data.multi_step import MultiStepTransform
 from swath.data.prefetch import Drawn, Prefetcher
 from swath.data.prioritized import PrioritizedSampler
@@ -22,7 +25,7 @@ from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import POSITIONS, RandomSampler, Sampler
 from swath.data.saving import read_folder, restore_storage, save_folder, storage_state
 from swath.data.sequences import BatchTransform, looks_ahead, require_ids
-from swath.data.storages import ListStorage, Storage, TensorStorage, check_fields, check_sizes, marked_cuts
+from swath.data.storages import Storage, TensorStorage
 from swath.data.tracks import Tracks, Window
 from swath.data.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 from swath.rollout.delivery import TRAJ_IDS

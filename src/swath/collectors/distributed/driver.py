@@ -16,17 +16,19 @@ from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import alike_or_each
 from swath.collectors.background import Batches
-from swath.collectors.base import BaseCollector, Budget, positive_int, truncated_keys
+from swath.collectors.base import BaseCollector, Budget, positive_int
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import BufferPlan, NodePlan, Order
+from swath.collectors.distributed.node import NodePlan, Order
 from swath.collectors.distributed.plans import NodePlans, list_nodes
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.multi import ENV, WORKER
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
+from swath.data.buffer_writer import BufferPlan
 from swath.data.payload import join_batches, pack_tensors
+from swath.data.postprocessing import Processing, truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, NoLength, add_note
@@ -273,7 +275,8 @@ class NodesCollector(BaseCollector):
         shared: Any = self.replay_buffer
         total = self._num_envs
         buffer = shared.for_writer(f"{self._run}-{total}")
-        plan = BufferPlan(buffer, member.first_env, total, self._postprocessing, self._by_episode)
+        processing = Processing(self._postprocessing, self._by_episode)
+        plan = BufferPlan(buffer, member.first_env, total, processing)
         self._roster.call(member, "write_to", plan)
 
     # -- who is there ----------------------------------------------------------------------------------------------
@@ -559,9 +562,9 @@ class NodesCollector(BaseCollector):
         if not stacked or getattr(batch, "shape", None) != raw.shape:
             super()._put(batch, raw)
             return
-        assert self._sink is not None
+        assert self._buffer_writer is not None
         for (member, _), own, own_raw in zip(self._delivered, batch.unbind(0), raw.unbind(0), strict=True):
-            self._sink.put(own, own_raw, member.first_env, [own])
+            self._buffer_writer.write(own, own_raw, member.first_env, [own])
 
     def __len__(self) -> int:
         if self._loss.goes_on:
