@@ -87,6 +87,22 @@ class Storage(NotCopied):
         """As ``end``, where what will be written next to each track is of another trajectory than its last frame."""
         raise NotImplementedError
 
+    def time_dim(self, data: Any, dim_extend: int | None) -> int:
+        """Which dimension of data that ``extend`` is given is time: by default the last of those that are stored."""
+        shape = data.batch_size if is_tensor_collection(data) else data.shape
+        if len(shape) < self.ndim:
+            raise ValueError(
+                f"a storage with ndim={self.ndim} takes data with {self.ndim} dimensions, got {tuple(shape)}"
+            )
+        return self.ndim - 1 if dim_extend is None else dim_extend
+
+    def by_env(self, data: Any, dim_extend: int | None) -> Any:
+        """``[envs, time]`` of data with as many dimensions as the storage."""
+        time_dim, last = self.time_dim(data, dim_extend), self.ndim - 1
+        if time_dim != last:
+            data = data.transpose(time_dim, last)
+        return data.reshape(-1, *data.shape[last:])
+
     def __len__(self) -> int:
         return len(self.tracks) if self.is_laid_out else 0
 
