@@ -329,7 +329,7 @@ def test_what_is_held_is_a_copy() -> None:
 def test_other_steps_from_now_on() -> None:
     whole = random_batch(60, chance=0)
     rb = buffer(3)
-    (transform,) = rb._transforms
+    (transform,) = rb.transform
     rb.extend(whole[:20])
     transform.n_steps = 6
     rb.extend(whole[20:40])
@@ -373,11 +373,11 @@ def test_what_is_held_is_saved(tmp_path: Any) -> None:
     rb = buffer()
     rb.extend(whole[:20])
     rb.dumps(tmp_path / "buffer")
-    transform = copy.deepcopy(rb._transforms[0])
+    transform = copy.deepcopy(rb.transform[0])
     state = transform.state_dict()
     other = buffer()
     other.loads(tmp_path / "buffer")
-    other._transforms[0].load_state_dict(state)
+    other.transform[0].load_state_dict(state)
     other.extend(whole[20:])
     rb.extend(whole[20:])
     assert_same(other[:], rb[:])

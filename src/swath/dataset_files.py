@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import torch
 from tensordict import TensorDict
 
-from swath.dataset import COMMITS, EPISODE_COLUMNS, EPISODES, FRAMES, Damaged, check_file, is_count, read_json
+from swath.dataset_format import COMMITS, EPISODE_COLUMNS, EPISODES, FRAMES, Damaged, check_file, is_count, read_json
 from swath.disk import show_bytes
 from swath.keys import Key, nested, show
 from swath.process.memory import free_bytes

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from swath.dataset import EPISODE_COLUMNS
+from swath.dataset_format import EPISODE_COLUMNS
 from swath.disk import write_all
 
 RECENT = 100

@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from swath import __version__
 from swath.cli.options import CollectOptions
 from swath.cli.outcome import Outcome
-from swath.dataset import FORMAT, FORMAT_VERSION, METADATA
+from swath.dataset_format import FORMAT, FORMAT_VERSION, METADATA
 from swath.envs import EnvBase
 
 _MOST_VALUES = 64

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from swath.cli.errors import UsageError
-from swath.dataset import COMMITS, EPISODES, FRAMES, METADATA, UNFINISHED, read_metadata
+from swath.dataset_format import COMMITS, EPISODES, FRAMES, METADATA, UNFINISHED, read_metadata
 from swath.disk import show_bytes
 
 

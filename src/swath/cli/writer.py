@@ -21,8 +21,8 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.cli.episodes import EpisodeLog
-from swath.dataset import COMMITS, EPISODES, FRAMES
 from swath.dataset_files import Piece, are_in_order, merged, moves
+from swath.dataset_format import COMMITS, EPISODES, FRAMES
 from swath.disk import disk_full, is_full, write_all
 
 Key = str | tuple[str, ...]

@@ -10,11 +10,9 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
@@ -23,63 +21,18 @@ from swath.collectors.budget import Budget, Progress
 from swath.collectors.changeable import ChangeableArguments
 from swath.collectors.front_door import show_arguments
 from swath.collectors.outside_state import OutsideState
-from swath.collectors.sink import BufferSink, ExtendSink, make_sink
 from swath.copying import NotCopied
-from swath.data.finite import require_finite
+from swath.data.buffer_writer import BufferWriter, buffer_writer
+from swath.data.postprocessing import Postprocessing
 from swath.data.sequences import looks_ahead, require_ids
-from swath.data.trajectories import TrajectoryAssembler, split_trajectories
+from swath.data.trajectories import TrajectoryAssembler
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
-from swath.keys import Key, leaves_of, show
+from swath.keys import show
 from swath.rollout.structure import Structure
 
 #: Held for a moment by who closes a collector: of two threads, one does. (Also in ``__del__``, wherever that comes.)
 _closing = threading.RLock()
 _SECONDS_BETWEEN_LOOKS = 0.002
-
-
-def truncated_keys(fields: Iterable[tuple[Key, Any]]) -> list[Key]:
-    """The flags, of whichever groups there are, that say that an episode was cut."""
-    return [key for key, _ in fields if key[0] == "next" and key[-1] == "truncated"]
-
-
-@dataclass(frozen=True)
-class Postprocessing:
-    """What happens to a batch between the rollout and the consumer."""
-
-    postproc: Callable[[TensorDictBase], Any] | None = None
-    split_trajs: bool = False
-    set_truncated: bool = False
-    check_finite: bool = False
-    pre_collect_hook: Callable[[], Any] | None = None
-    post_collect_hook: Callable[[Any], Any] | None = None
-
-    def check(self, batch: TensorDictBase) -> TensorDictBase:
-        """Of a batch as it was collected: that its numbers are finite; and its last steps are marked, where asked."""
-        if self.check_finite:
-            require_finite(batch)
-        if self.set_truncated and batch.batch_size.numel():
-            mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
-            is_last = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
-            is_last[..., -1] = True
-            if mask is not None:
-                is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
-            for key in truncated_keys(leaves_of(batch)):
-                for flag in (key, (*key[:-1], "done")):
-                    batch.get(flag)[is_last] = True
-        return batch
-
-    def apply(
-        self, batch: TensorDictBase, restore: Callable[[TensorDictBase], TensorDictBase] = lambda batch: batch
-    ) -> Any:
-        if self.split_trajs:
-            batch = split_trajectories(batch, prefix="collector")
-        batch = restore(batch)
-        if self.postproc is None:
-            return batch
-        processed = self.postproc(batch)
-        if processed is None:
-            raise TypeError("postproc returned None; it must return the batch, also if it changed it in place")
-        return processed
 
 
 class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
@@ -108,9 +61,9 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         self.replay_buffer = replay_buffer
         #: By which a buffer knows whose frames it has.
         self._writer_name = uuid.uuid4().hex
-        self._sink: BufferSink | ExtendSink | None = None
+        self._buffer_writer: BufferWriter | None = None
         if replay_buffer is not None:
-            self._sink = make_sink(replay_buffer, self._num_envs, extend_buffer)
+            self._buffer_writer = buffer_writer(replay_buffer, self._num_envs, extend_buffer)
         if self._structure is not None and self._structure.has_objects:
             self._refuse_for_objects(self._structure)
         self._background: Background | None = None
@@ -126,7 +79,7 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         what = f"{show(min(structure.things))} is no tensor of a fixed shape, which"
         if self._assembler is not None:
             raise EnvError(f"{what} trajs_per_batch cannot put together; collect without it")
-        if isinstance(self._sink, BufferSink):
+        if self._stores_frames:
             raise EnvError(f"{what} a replay buffer of swath cannot store; leave it out of the env's specs")
 
     @property
@@ -165,7 +118,7 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
 
     def _restore(self, batch: TensorDictBase, objects: Mapping[int, Any]) -> TensorDictBase:
         """A batch in the form that the env's own TensorDicts have."""
-        if self._structure is None or isinstance(self._sink, BufferSink):  # which stores flat leaves
+        if self._structure is None or self._stores_frames:  # flat leaves
             return batch
         return self._structure.restore(batch, objects)
 
@@ -173,10 +126,15 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         """A batch as each env, or batch of envs, made it; for buffers that are not swath's."""
         return [batch]
 
+    @property
+    def _stores_frames(self) -> bool:
+        """Whether batches go into a buffer of swath."""
+        return self._buffer_writer is not None and self._buffer_writer.stores_frames
+
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         """Write a batch to the replay buffer."""
-        assert self._sink is not None
-        self._sink.put(batch, raw, self._first_env, self._parts(batch, raw))
+        assert self._buffer_writer is not None
+        self._buffer_writer.write(batch, raw, self._first_env, self._parts(batch, raw))
 
     def _keep_ids_apart(self) -> None:
         """Trajectories that others have written to the buffer keep their ids to themselves."""
@@ -190,8 +148,8 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
 
     def _work(self) -> Any:
         """What ``start`` does in the background."""
-        assert self._sink is not None
-        return Batches(self, self._sink.may_write)
+        assert self._buffer_writer is not None
+        return Batches(self, self._buffer_writer.may_write)
 
     def _close(self, close_env: bool) -> None:
         """Free what the collector holds; called once."""
@@ -425,14 +383,14 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         What goes wrong there is said at once, in a warning. It is raised at the next call of the collector and by every
         ``sample(wait=True)`` of the buffer, and stands in ``stats()["failure"]``. A collector that nobody keeps ends.
         """
-        if self._sink is None:
+        if self._buffer_writer is None:
             raise RuntimeError("start() needs a replay_buffer to collect into; give one to the collector")
         self._require_open_unless(False)
         if self.is_running() or self._complete:
             return
         self._keep_ids_apart()
         background = Background(type(self).__name__, self._work())
-        self._sink.attach(background)
+        self._buffer_writer.attach(background)
         self._background = background
         background.start()
 

@@ -236,8 +236,8 @@ class AsyncBatchedCollector(Collector):
         if index is None or self._assembler is not None:
             super()._put(batch, raw)
         else:
-            assert self._sink is not None
-            self._sink.put_mixed(batch, index.reshape(-1).numpy())
+            assert self._buffer_writer is not None
+            self._buffer_writer.write_mixed(batch, index.reshape(-1).numpy())
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """As ``Collector.set_seed``; what was collected before it and not delivered is dropped."""

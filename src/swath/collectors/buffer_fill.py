@@ -16,12 +16,13 @@ from swath.collectors.budget import Budget, Progress
 from swath.collectors.remote import WORKER
 from swath.collectors.scheduler import Scheduler
 from swath.collectors.waiting import WaitingWatch
+from swath.data.episode_ends import mark_ends
+from swath.data.postprocessing import Processing, Stored
 from swath.data.replay_buffer import ReplayBuffer
-from swath.data.storages import TensorStorage, mark_ends
+from swath.data.storages import TensorStorage
 from swath.keys import Key
 from swath.process import pickling
 from swath.remote.blocks import BlockLayout
-from swath.remote.buffer_writer import Processing, Stored
 from swath.remote.requests import (
     INTO_BUFFER,
     CollectRequest,

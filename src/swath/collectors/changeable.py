@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tensordict import TensorDictBase
 
 if TYPE_CHECKING:
-    from swath.collectors.base import Postprocessing
+    from swath.data.postprocessing import Postprocessing
 
 _ANEW = "make a new collector"
 #: What to do instead of assigning an argument.

@@ -16,9 +16,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import make_assembler, policy_wrapper, random_frames, step_limit
-from swath.collectors.base import Postprocessing
 from swath.collectors.devices import Devices
 from swath.collectors.numbers import positive_int, positive_number, whole_number
+from swath.data.postprocessing import Postprocessing
 from swath.data.trajectories import TrajectoryAssembler, TrajFormat
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import Control

@@ -12,7 +12,6 @@ from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.collectors.assignment import Assignment, check_counts, resolve_members, spread
-from swath.collectors.base import truncated_keys
 from swath.collectors.budget import Budget
 from swath.collectors.buffer_fill import BufferFill, FillPlan, workers_can_fill
 from swath.collectors.config import WorkersConfig
@@ -24,12 +23,12 @@ from swath.collectors.single import Collector
 from swath.collectors.waiting import WaitingWatch
 from swath.collectors.worker_batches import WorkerBatches
 from swath.collectors.worker_specs import SpecMaker, busy_workers
+from swath.data.postprocessing import Processing, truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.errors import CollectorClosed, message_of
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.seeding import derived_seed
 from swath.process.start import check_start_method
-from swath.remote.buffer_writer import Processing
 from swath.remote.requests import WorkerDescription
 from swath.states import count, mismatch, numbered, require_counters
 from swath.warn import warn_user

@@ -13,7 +13,6 @@ from swath.collectors.budget import Budget
 from swath.collectors.config import WorkersConfig
 from swath.collectors.multi import MultiCollector
 from swath.collectors.remote import WORKER
-from swath.collectors.sink import BufferSink
 from swath.errors import NoLength
 from swath.keys import Key
 from swath.remote.blocks import Block, BlockLayout, BlockPool
@@ -245,7 +244,7 @@ class MultiSyncCollector(MultiCollector):
         leaves = self._pool.lend(batch.block, batch.steps)
         for key in self._tracked:
             leaves[key] = self._numbers(key, batch.steps)
-        mixed = isinstance(self._sink, BufferSink) and (self._join_in_time or self._threshold < 1)
+        mixed = self._stores_frames and (self._join_in_time or self._threshold < 1)
         if mixed:
             leaves[_ENV_OF_FRAME] = self._numbers(_ENV_OF_FRAME, batch.steps)
         delivered = self._arrange(batch, leaves, num_envs)
@@ -284,9 +283,9 @@ class MultiSyncCollector(MultiCollector):
         if numbers is None or self._assembler is not None or getattr(batch, "shape", None) != raw.shape:
             super()._put(batch, raw)
             return
-        assert self._sink is not None
+        assert self._buffer_writer is not None
         there = raw.get(MASK, torch.ones(raw.shape, dtype=torch.bool)).reshape(-1).cpu()
-        self._sink.put_mixed(batch.reshape(-1)[there], numbers.reshape(-1).cpu()[there].numpy())
+        self._buffer_writer.write_mixed(batch.reshape(-1)[there], numbers.reshape(-1).cpu()[there].numpy())
 
     def _steps_of_members(self, batch: _Batch) -> list[int]:
         steps = [0] * len(self._assignment.members)

@@ -18,7 +18,7 @@ from swath.collectors.arguments import (
     random_specs,
 )
 from swath.collectors.backends import FRONT_DOOR, is_asked_for, make_collector, refuse_front_door
-from swath.collectors.base import BaseCollector, truncated_keys
+from swath.collectors.base import BaseCollector
 from swath.collectors.budget import Budget
 from swath.collectors.config import SingleConfig
 from swath.collectors.devices import DeviceLike
@@ -27,6 +27,7 @@ from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
 from swath.collectors.saved import SavedParts
 from swath.collectors.threads import limited_threads, threads_left
+from swath.data.postprocessing import truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import make_env
@@ -347,7 +348,7 @@ class Collector(BaseCollector):
         """
         self._require_still("rollout")
         batch = self.flat_rollout()
-        if self._sink is not None or self._assembler is not None:
+        if self._buffer_writer is not None or self._assembler is not None:
             self._rollout.give_up()
         if self._assembler is not None:
             self._assembler.drop_all()

@@ -3,14 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 from swath.data.burn_in import BurnInTransform
+from swath.data.list_storage import ListStorage
 from swath.data.multi_step import MultiStep, MultiStepTransform
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
-from swath.data.replay_buffer import ReplayBuffer, TensorDictReplayBuffer
+from swath.data.replay_buffer import ReplayBuffer
 from swath.data.reward_to_go import Reward2GoTransform
 from swath.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from swath.data.slices import SliceSampler
-from swath.data.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
+from swath.data.storages import LazyMemmapStorage, LazyTensorStorage, Storage
+from swath.data.tensordict_buffer import TensorDictReplayBuffer
 from swath.data.writers import (
     ImmutableDatasetWriter,
     RoundRobinWriter,

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from swath.data.frames import as_rows, as_tensordict, sizes_of
 from swath.data.memory import FrameLayout
-from swath.data.storages import as_rows, as_tensordict, sizes_of
 from swath.rollout.layout import Field
 
 #: By the place of a transform: what its ``state_dict`` says.

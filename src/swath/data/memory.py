@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,8 @@ _MOST_ELEMENTS = 2**50
 
 
 Sizes = tuple[tuple[Key, torch.Size], ...]
+#: Frames ``[rows, steps, *shape]`` by key.
+Rows = Mapping[Key, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,13 @@ class FrameLayout:
             fields = tuple(Field(_key(f["key"]), _size(f["shape"]), _dtype(f["dtype"])) for f in content["fields"])
             sizes = tuple((_key(each["key"]), _size(each["size"])) for each in content["sizes"])
             layout = cls(fields, _count(content["num_tracks"]), _count(content["length"]), sizes)
-            layout._check()
+            layout.require_sense()
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"this is no layout of a replay buffer: {type(error).__name__}: {error}") from None
         return layout
 
-    def _check(self) -> None:
+    def require_sense(self) -> None:
+        """That keys, batch sizes and lengths can be those of frames, whoever wrote them."""
         keys, sizes = {field.key for field in self.fields}, dict(self.sizes)
         if not keys or len(keys) != len(self.fields) or any(key[:n] in keys for key in keys for n in range(len(key))):
             raise ValueError("its keys are not those of nested tensors")
@@ -170,6 +174,47 @@ class FrameMemory(NotCopied):
                 index = torch.from_numpy(slots).to(leaf.device) if index is None else index
                 taken[key] = leaf.index_select(0, index)
         return taken
+
+    def write(self, rows: Rows, first_track: int) -> np.ndarray:
+        """Add frames to tracks, and commit them. ``[k, steps]`` slots."""
+        tracks, length = self.tracks, self.tracks.length
+        num_rows, num_steps = next(iter(rows.values())).shape[:2]
+        starts = tracks.committed[first_track : first_track + num_rows].copy()
+        numbers = np.arange(num_steps)
+        slots = (np.arange(num_rows) + first_track)[:, None] * length + (starts[:, None] + numbers) % length
+        # Tracks that are equally far, as those of one worker are, are written together.
+        row = 0
+        while row < num_rows:
+            stop = row + 1
+            while stop < num_rows and starts[stop] == starts[row]:
+                stop += 1
+            here = slice(first_track + row, first_track + stop)
+            tracks.begin(here, num_steps)
+            done = max(0, num_steps - length)  # of more than fits, only the last is kept
+            while done < num_steps:
+                at = int(starts[row] + done) % length
+                count = min(length - at, num_steps - done)
+                for key, leaf in rows.items():
+                    self.rows[key][here, at : at + count].copy_(leaf[row:stop, done : done + count])
+                done += count
+            tracks.commit(here, num_steps)
+            row = stop
+        return slots
+
+    def write_mixed(self, rows: Rows, track_of_frame: np.ndarray) -> None:
+        """Add frames ``[1, n]`` of many tracks, of each in order, and of none more than it is long."""
+        tracks = self.tracks
+        order = np.argsort(track_of_frame, kind="stable")
+        counts = np.bincount(track_of_frame, minlength=tracks.num_tracks)
+        # Of each frame: how many of its track come before it.
+        rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        of_frame = track_of_frame[order]
+        slots = of_frame * tracks.length + (tracks.committed[of_frame] + rank) % tracks.length
+        tracks.begin(slice(None), counts)
+        index, source = torch.from_numpy(slots), torch.from_numpy(order)
+        for key, leaf in rows.items():
+            self.leaves[key].index_copy_(0, index, leaf[0].index_select(0, source))
+        tracks.commit(slice(None), counts)
 
     def mend(self) -> None:
         """After an edit that was broken off: what is half one frame and half another is no frame any more."""

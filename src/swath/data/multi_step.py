@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase
 
+from swath.data.episode_ends import mark_frames
 from swath.data.sequences import (
     MASK,
     BatchTransform,
@@ -21,7 +22,6 @@ from swath.data.sequences import (
     time_last,
     without_last_ones,
 )
-from swath.data.storages import mark_frames
 from swath.keys import Key, as_key, leaves_of, show
 from swath.rollout.delivery import TRAJ_IDS
 from swath.states import mismatch

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from swath.data.payload import Bytes, pack_tensordict, unpack_tensordict
 from swath.data.replay_buffer import ReplayBuffer
+from swath.data.sources import Sources
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
 from swath.process import pickling
@@ -145,7 +146,7 @@ class RayReplayBuffer:
         self._ray = import_ray()
         self._writer_name = writer
         self._num_tracks = num_tracks
-        self._sources: list[Any] = []
+        self._sources = Sources()
 
     def _get(self, reference: Any) -> Any:
         try:
@@ -204,9 +205,7 @@ class RayReplayBuffer:
 
     def attach(self, source: Any) -> None:
         """A collector writes to this buffer from now on."""
-        if any(known.is_running() for known in self._sources):
-            raise RuntimeError("another collector is writing to this buffer; give each its own")
-        self._sources = [source]
+        self._sources.attach(source)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -221,15 +220,15 @@ class RayReplayBuffer:
         """As ``ReplayBuffer.sample``."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if wait:
-            self._raise_failures()
+            self._sources.raise_failure()
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             patience = _SECONDS_BETWEEN_QUESTIONS if left is None else max(0.0, min(left, _SECONDS_BETWEEN_QUESTIONS))
-            running = any(source.is_running() for source in self._sources)
+            running = self._sources.is_running
             try:
                 data, info = self._get(self._actor.sample.remote(batch_size, wait, patience if wait else None))
             except TimeoutError:
-                self._raise_failures()
+                self._sources.raise_failure()
                 if self._sources and not running:
                     raise RuntimeError("there are not enough frames to sample, and no collector is writing") from None
                 if left is not None and left <= 0:
@@ -237,10 +236,6 @@ class RayReplayBuffer:
                 continue
             read = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
             return (read, cloudpickle.loads(info)) if return_info else read
-
-    def _raise_failures(self) -> None:
-        for source in self._sources:
-            source.raise_failure()
 
     def update_priority(self, index: Any, priority: Any) -> None:
         self._call("update_priority", index, priority)

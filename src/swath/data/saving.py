@@ -25,8 +25,9 @@ import torch
 
 from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.held_frames import Held, as_data, from_data
+from swath.data.list_storage import ListStorage
 from swath.data.memory import FrameLayout
-from swath.data.storages import ListStorage, Storage, TensorStorage
+from swath.data.storages import Storage, TensorStorage
 from swath.data.tracks import Window
 from swath.keys import Key
 

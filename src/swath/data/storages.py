@@ -9,24 +9,23 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
+from tensordict import is_tensor_collection
 
 from swath import platforms
 from swath.copying import NotCopied
-from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Sizes
-from swath.data.tracks import NUM_COUNTERS, Tracks
-from swath.keys import Key, as_key, nested, show
-from swath.rollout.delivery import TRAJ_IDS
+from swath.data.episode_ends import end_others, mark_ends
+from swath.data.frames import as_rows, as_tensordict, check_rows, check_sizes, sizes_of
+from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Rows, Sizes
+from swath.data.tracks import Tracks
+from swath.keys import Key
 from swath.rollout.layout import CPU, Field
 
-#: Frames ``[rows, steps, *shape]`` by key.
-Rows = Mapping[Key, torch.Tensor]
 #: The key that a plain tensor is stored under.
 _TENSOR: Key = ("_tensor",)
 
@@ -87,6 +86,22 @@ class Storage(NotCopied):
     def end_others(self, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
         """As ``end``, where what will be written next to each track is of another trajectory than its last frame."""
         raise NotImplementedError
+
+    def time_dim(self, data: Any, dim_extend: int | None) -> int:
+        """Which dimension of data that ``extend`` is given is time: by default the last of those that are stored."""
+        shape = data.batch_size if is_tensor_collection(data) else data.shape
+        if len(shape) < self.ndim:
+            raise ValueError(
+                f"a storage with ndim={self.ndim} takes data with {self.ndim} dimensions, got {tuple(shape)}"
+            )
+        return self.ndim - 1 if dim_extend is None else dim_extend
+
+    def by_env(self, data: Any, dim_extend: int | None) -> Any:
+        """``[envs, time]`` of data with as many dimensions as the storage."""
+        time_dim, last = self.time_dim(data, dim_extend), self.ndim - 1
+        if time_dim != last:
+            data = data.transpose(time_dim, last)
+        return data.reshape(-1, *data.shape[last:])
 
     def __len__(self) -> int:
         return len(self.tracks) if self.is_laid_out else 0
@@ -185,12 +200,12 @@ class TensorStorage(Storage):
         frames = self._as_rows(rows)
         check_rows(self.laid_out().layout.fields, frames)
         check_sizes(self.laid_out().layout.sizes, sizes_of(rows))
-        return write_rows(self.laid_out(), frames, first_track)
+        return self.laid_out().write(frames, first_track)
 
     def write_rows(self, rows: Rows, first_track: int) -> np.ndarray:
         memory = self.laid_out()
         check_rows(memory.layout.fields, rows)
-        return write_rows(memory, rows, first_track)
+        return memory.write(rows, first_track)
 
     def end(self, tracks: Sequence[int]) -> None:
         mark_ends(self.laid_out(), tracks)
@@ -201,21 +216,10 @@ class TensorStorage(Storage):
     def write_mixed(self, frames: Any, track_of_frame: np.ndarray) -> None:
         memory, leaves = self.laid_out(), self._as_rows(frames.unsqueeze(0))
         check_rows(memory.layout.fields, leaves)
-        tracks = memory.tracks
-        order = np.argsort(track_of_frame, kind="stable")
-        counts = np.bincount(track_of_frame, minlength=tracks.num_tracks)
-        if counts.max() > tracks.length:
+        if np.bincount(track_of_frame, minlength=1).max() > memory.tracks.length:
             super().write_mixed(frames, track_of_frame)
-            return
-        # Of each frame: how many of its track come before it.
-        rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        of_frame = track_of_frame[order]
-        slots = of_frame * tracks.length + (tracks.committed[of_frame] + rank) % tracks.length
-        tracks.begin(slice(None), counts)
-        index, source = torch.from_numpy(slots), torch.from_numpy(order)
-        for key, leaf in leaves.items():
-            memory.leaves[key].index_copy_(0, index, leaf[0].index_select(0, source))
-        tracks.commit(slice(None), counts)
+        else:
+            memory.write_mixed(leaves, track_of_frame)
 
     def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
         leaf = self.laid_out().leaves.get(key)
@@ -358,263 +362,3 @@ class LazyMemmapStorage(TensorStorage):
 
     def keep(self) -> None:
         self.laid_out().keep_in(self.folder)
-
-
-class ListStorage(Storage):
-    """Anything, in a list. Slow, and of one process; sampled entries are put together by ``collate_fn``."""
-
-    def __init__(self, max_size: int = 1000, *, ndim: int = 1, compilable: bool = False) -> None:
-        super().__init__(max_size, ndim)
-        self.items: list[Any] = []
-        self._tracks: Tracks | None = None
-
-    @property
-    def is_laid_out(self) -> bool:
-        return self._tracks is not None
-
-    @property
-    def tracks(self) -> Tracks:  # type: ignore[override]
-        if self._tracks is None:
-            raise RuntimeError("this storage has no data yet")
-        return self._tracks
-
-    def lay_out(self, rows: Any, num_tracks: int) -> None:
-        length = self._track_length(num_tracks)
-        self._tracks = Tracks(np.zeros((NUM_COUNTERS, num_tracks), dtype=np.int64), length)
-        self.items = [None] * self._tracks.capacity
-
-    def change_tracks(self, num_tracks: int, shared: bool = False) -> None:
-        window = self.tracks.window()
-        kept = [self.items[slot] for slot in window.slots(np.arange(window.total))]
-        self.lay_out(None, num_tracks)
-        each = -(-len(kept) // num_tracks)
-        for track in range(num_tracks):
-            if part := kept[track * each : (track + 1) * each]:
-                self.write([part], track)
-
-    def write(self, rows: Any, first_track: int) -> np.ndarray:
-        """``rows``: a TensorDict or tensor ``[k, steps]``, or a list with a list of frames for each track."""
-        tracks = self.tracks
-        written = []
-        for track, row in enumerate(rows.unbind(0) if hasattr(rows, "unbind") else rows, first_track):
-            frames = list(row.unbind(0)) if hasattr(row, "unbind") else row
-            here = slice(track, track + 1)
-            slots = track * tracks.length + (tracks.committed[track] + np.arange(len(frames))) % tracks.length
-            tracks.begin(here, len(frames))
-            for slot, frame in zip(slots, frames, strict=True):
-                self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
-            tracks.commit(here, len(frames))
-            written.append(slots)
-        return np.stack(written)
-
-    def _last(self, track: int) -> Any:
-        """What was written last; None if nothing was, or it is no TensorDict."""
-        tracks = self.tracks
-        committed = int(tracks.committed[track])
-        item = self.items[track * tracks.length + (committed - 1) % tracks.length] if committed else None
-        return item if is_tensor_collection(item) else None
-
-    def end(self, tracks: Sequence[int]) -> None:
-        for track in tracks:
-            if (frame := self._last(track)) is not None:
-                mark_frames({as_key(key): frame.get(key) for key in frame.keys(True, True)}, ...)
-
-    def end_others(self, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
-        for track, traj_id in zip(tracks, traj_ids, strict=True):
-            last = self._last(track)
-            own = None if last is None else last.get(TRAJ_IDS, None)
-            if own is not None and int(own) != traj_id:
-                self.end([track])
-
-    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
-        entries = (item.get(key, None) for item in self.get(slots) if is_tensor_collection(item))
-        return np.array([int(entry.reshape(-1)[-1]) for entry in entries if entry is not None])
-
-    def overwrite(self, slot: int, rows: Any) -> None:
-        frame = rows[0][0]
-        with self.tracks.editing(slot // self.tracks.length):
-            self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
-
-    def get(self, slots: np.ndarray) -> list[Any]:
-        return [self.items[slot] for slot in slots]
-
-
-def as_tensordict(
-    leaves: dict[Key, torch.Tensor], lead: torch.Size, device: torch.device | None, sizes: Sizes
-) -> TensorDict:
-    """A TensorDict of leaves, with the batch dimensions that were noted of it (``sizes_of``)."""
-    if not sizes:
-        return _as_tensordict(nested(leaves), lead, device)
-    return _sized(nested(leaves), lead, device, dict(sizes))
-
-
-def _as_tensordict(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
-    """A TensorDict of what is known to fit: with its checks, a sample of 256 took 377 µs, without them 253."""
-    make = getattr(TensorDict, "_new_unsafe", None)
-    if make is None:
-        return TensorDict(tree, batch_size=batch_size, device=device)  # type: ignore[arg-type]
-    source = {
-        key: _as_tensordict(entry, batch_size, device) if isinstance(entry, dict) else entry
-        for key, entry in tree.items()
-    }
-    return make(source, batch_size=batch_size, device=device)
-
-
-def _sized(
-    tree: dict[str, Any], lead: torch.Size, device: torch.device | None, sizes: Mapping[Key, torch.Size], key: Key = ()
-) -> TensorDict:
-    """As ``_as_tensordict``, with further batch dimensions behind ``lead``; a nested one has its parent's."""
-    own = sizes.get(key, sizes.get(key[:-1], torch.Size()))
-    sizes = {**sizes, key: own}
-    source = {
-        name: _sized(entry, lead, device, sizes, (*key, name)) if isinstance(entry, dict) else entry
-        for name, entry in tree.items()
-    }
-    return TensorDict(source, batch_size=lead + own, device=device)  # type: ignore[arg-type]
-
-
-def sizes_of(rows: Any) -> Sizes:
-    """Batch dimensions of a TensorDict ``[rows, steps]`` and of those in it; behind these two, and its parent's."""
-    if not is_tensor_collection(rows):
-        return ()
-    sizes: list[tuple[Key, torch.Size]] = []
-
-    def look(node: Any, key: Key, inherited: torch.Size) -> None:
-        own = node.batch_size[2:]
-        if own != inherited:
-            sizes.append((key, own))
-        for name, entry in node.items():
-            if is_tensor_collection(entry) and not is_leaf_nontensor(type(entry)):
-                look(entry, (*key, name), own)
-
-    look(rows, (), torch.Size())
-    return tuple(sorted(sizes))
-
-
-def check_sizes(known: Sizes, given: Sizes) -> None:
-    """Rows must have the batch size of the first ones."""
-    if known == given:
-        return
-    expected, found = dict(known), dict(given)
-    key = next(key for key in sorted({*expected, *found}) if expected.get(key) != found.get(key))
-    who = show(key) if key else "a row"
-    sizes = [tuple(each.get(key, each.get(key[:-1], ()))) for each in (expected, found)]
-    raise ValueError(f"{who}: the buffer was laid out for batch size {sizes[0]}, got {sizes[1]}")
-
-
-def as_rows(rows: Any) -> Rows:
-    """The leaves of a TensorDict ``[rows, steps]``."""
-    frames = {}
-    for key in rows.keys(True, True, is_leaf=is_leaf_nontensor):
-        leaf = rows.get(key)
-        if not isinstance(leaf, torch.Tensor):
-            raise TypeError(
-                f"{show(as_key(key))} is a {type(leaf).__name__}: a tensor storage stores tensors; use a ListStorage"
-            )
-        frames[as_key(key)] = leaf
-    return frames
-
-
-def check_rows(fields: Sequence[Field], rows: Rows) -> None:
-    """Data must be what the storage was laid out for."""
-    check_fields(fields, [Field(key, leaf.shape[2:], leaf.dtype) for key, leaf in rows.items()])
-
-
-def check_fields(fields: Sequence[Field], given: Sequence[Field]) -> None:
-    known, found = ({field.key: field for field in each} for each in (fields, given))
-    if extra := next((key for key in found if key not in known), None):
-        raise KeyError(f"{show(extra)} is not among the keys that this buffer was laid out with: {_names(known)}")
-    for key, field in known.items():
-        if key not in found:
-            raise KeyError(f"{show(key)} is missing: this buffer was laid out with {_names(known)}")
-        other = found[key]
-        if (other.dtype, other.shape) != (field.dtype, field.shape):
-            raise ValueError(
-                f"{show(key)}: the buffer was laid out for {field.dtype} {tuple(field.shape)}, got {other.dtype} "
-                f"{tuple(other.shape)}"
-            )
-
-
-def _names(keys: Any) -> str:
-    return ", ".join(show(key) for key in keys)
-
-
-def write_rows(memory: FrameMemory, rows: Rows, first_track: int) -> np.ndarray:
-    """Add frames to tracks, and commit them. ``[k, steps]`` slots."""
-    tracks, length = memory.tracks, memory.tracks.length
-    num_rows, num_steps = next(iter(rows.values())).shape[:2]
-    starts = tracks.committed[first_track : first_track + num_rows].copy()
-    numbers = np.arange(num_steps)
-    slots = (np.arange(num_rows) + first_track)[:, None] * length + (starts[:, None] + numbers) % length
-    # Tracks that are equally far, as those of one worker are, are written together.
-    row = 0
-    while row < num_rows:
-        stop = row + 1
-        while stop < num_rows and starts[stop] == starts[row]:
-            stop += 1
-        here = slice(first_track + row, first_track + stop)
-        tracks.begin(here, num_steps)
-        done = max(0, num_steps - length)  # of more than fits, only the last is kept
-        while done < num_steps:
-            at = int(starts[row] + done) % length
-            count = min(length - at, num_steps - done)
-            for key, leaf in rows.items():
-                memory.rows[key][here, at : at + count].copy_(leaf[row:stop, done : done + count])
-            done += count
-        tracks.commit(here, num_steps)
-        row = stop
-    return slots
-
-
-def mark_ends(memory: FrameMemory, tracks: Sequence[int]) -> None:
-    """Episodes under way in these tracks will not go on: their last frame becomes their end, truncated."""
-    flags = [leaf for key, leaf in memory.leaves.items() if key[0] == "next" and key[-1] == "done"]
-    for track in tracks:
-        committed = int(memory.tracks.committed[track])
-        slot = track * memory.tracks.length + (committed - 1) % memory.tracks.length
-        if committed and not all(bool(done[slot].all()) for done in flags):
-            with memory.tracks.editing(track):
-                mark_frames(memory.leaves, slot)
-
-
-def mark_frames(leaves: Mapping[Key, torch.Tensor], where: Any) -> None:
-    """Frames become the ends of their episodes, truncated where they were none."""
-    for key, done in leaves.items():
-        if key[0] == "next" and key[-1] == "done":
-            truncated = leaves.get((*key[:-1], "truncated"))
-            if truncated is not None:
-                truncated[where] |= ~done[where]
-            done[where] = True
-
-
-def end_others(memory: FrameMemory, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
-    """See ``Storage.end_others``. Without ids nobody can tell."""
-    ids = memory.leaves.get(TRAJ_IDS)
-    if ids is None:
-        return
-    of_track = np.asarray(tracks, dtype=np.int64)
-    committed = memory.tracks.committed[of_track]
-    slots = of_track * memory.tracks.length + (committed - 1) % memory.tracks.length
-    differ = ids[torch.from_numpy(slots)].cpu().numpy() != np.asarray(traj_ids)
-    mark_ends(memory, of_track[differ & (committed > 0)].tolist())
-
-
-def marked_cuts(frames: TensorDictBase, track_of_frame: np.ndarray) -> TensorDictBase:
-    """Frames ``[n]`` of many tracks: where a trajectory follows on another one that has no end, that one gets one."""
-    ids = frames.get(TRAJ_IDS, None)
-    if ids is None:
-        return frames
-    order = np.argsort(track_of_frame, kind="stable")
-    tracks, own = track_of_frame[order], ids.reshape(-1).cpu().numpy()[order]
-    cut = order[:-1][(tracks[1:] == tracks[:-1]) & (own[1:] != own[:-1])]
-    keys = [as_key(key) for key in frames.keys(True, True) if as_key(key)[0] == "next"]
-    flags = {key: frames.get(key) for key in keys if key[-1] in ("done", "truncated")}
-    where = torch.from_numpy(cut)
-    if all(bool(flag[where].all()) for key, flag in flags.items() if key[-1] == "done"):
-        return frames
-    frames = frames.copy()  # a hook may have what was collected
-    flags = {key: flag.clone() for key, flag in flags.items()}
-    mark_frames(flags, where)
-    for key, flag in flags.items():
-        frames.set(key, flag)
-    return frames

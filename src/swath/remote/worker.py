@@ -19,6 +19,8 @@ import torch
 
 from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
+from swath.data.postprocessing import Stored
+from swath.data.shared_track_writer import SharedTrackWriter
 from swath.envs.base import EnvBase
 from swath.envs.paths import parts_of_env, resolve_path
 from swath.envs.serial import side_by_side
@@ -28,7 +30,6 @@ from swath.process.channel import Channel, pack
 from swath.process.memory import map_descriptor
 from swath.process.seeding import derived_seed, seed_process
 from swath.remote.blocks import BlockLayout
-from swath.remote.buffer_writer import BufferWriter, Stored, stored
 from swath.remote.requests import (
     INTO_BUFFER,
     CollectRequest,
@@ -110,7 +111,7 @@ class Worker:
         self._receivers: Mapping[str, Any] = {}
         self._blocks: dict[int, tuple[torch.Tensor, BlockLayout]] = {}
         self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
-        self._buffer: BufferWriter | None = None
+        self._buffer: SharedTrackWriter | None = None
         self.leaving = False
         self.lanes: list[Lane] = []
         self._made: list[EnvBase] = []
@@ -241,7 +242,7 @@ class Worker:
         """Batches are collected into ``scratch``, and from there written to the replay buffer."""
         memory = FrameMemory.of_descriptor(layout, self._channel.receive_descriptor())
         todo = None if processing is None else pickle.loads(processing)
-        self._buffer = BufferWriter(memory, tracks, by_env, Ledger(self._page), scratch.env_size, todo)
+        self._buffer = SharedTrackWriter(memory, tracks, by_env, Ledger(self._page), scratch.env_size, todo)
         self._blocks[INTO_BUFFER] = torch.empty(scratch.num_bytes, dtype=torch.uint8), scratch
         self._views.clear()
 
@@ -471,7 +472,7 @@ class Worker:
         batch = lane.collector.flat_rollout()
         lane.collector.reset()
         own = batch[0] if len(lane.members) > 1 else batch
-        return stored(own, pickle.loads(processing))
+        return pickle.loads(processing).try_out(own)
 
     def measure_steps(self, seconds: float) -> tuple[float, float]:
         """Collect for a while, and throw it away: wall and CPU seconds."""

@@ -12,11 +12,10 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.collectors.base import truncated_keys
 from swath.collectors.budget import Budget
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import BufferPlan, NodePlan
+from swath.collectors.distributed.node import NodePlan
 from swath.collectors.distributed.node_batches import NodeBatches
 from swath.collectors.distributed.node_buffer import DirectWriting, NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
@@ -26,7 +25,9 @@ from swath.collectors.numbers import positive_int
 from swath.collectors.remote import ENV, WORKER
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
+from swath.data.buffer_writer import BufferPlan
 from swath.data.payload import pack_tensors
+from swath.data.postprocessing import Processing, truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, add_note
@@ -251,7 +252,8 @@ class NodesCollector(NodeBatches):
         shared: Any = self.replay_buffer
         total = self._num_envs
         buffer = shared.for_writer(f"{self._run}-{total}")
-        plan = BufferPlan(buffer, handle.first_env, total, self._postprocessing, self._by_episode)
+        processing = Processing(self._postprocessing, self._by_episode)
+        plan = BufferPlan(buffer, handle.first_env, total, processing)
         self._nodes.call(handle, "write_to", plan)
 
     # -- who is there ----------------------------------------------------------------------------------------------

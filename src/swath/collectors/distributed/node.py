@@ -10,19 +10,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 
-from swath.collectors.base import BaseCollector, Postprocessing
+from swath.collectors.base import BaseCollector
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
-from swath.collectors.sink import BufferSink, ExtendSink, make_sink
+from swath.data.buffer_writer import BufferPlan, OwnWriter
 from swath.data.payload import Bytes, pack_batch, unpack_tensors
-from swath.data.trajectories import TrajectoryAssembler
 from swath.envs.paths import parts_of
 from swath.envs.transforms.base import Transform
 from swath.errors import CollectorClosed
@@ -83,17 +82,6 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class BufferPlan:
-    """How a node writes to a replay buffer by itself."""
-
-    buffer: Any
-    first_env: int
-    num_envs: int
-    post: Postprocessing
-    by_episode: bool
-
-
-@dataclass(frozen=True)
 class NodeDescription:
     """What a node says of itself once it is ready."""
 
@@ -147,33 +135,6 @@ class Report:
     pack_s: float = 0.0
 
 
-@dataclass
-class _Writer:
-    """A node's own way into a replay buffer."""
-
-    plan: BufferPlan
-    sink: BufferSink | ExtendSink
-    assembler: TrajectoryAssembler | None = field(default=None)
-
-    @classmethod
-    def of(cls, plan: BufferPlan) -> _Writer:
-        sink = make_sink(plan.buffer, plan.num_envs, extend=True)
-        return cls(plan, sink, TrajectoryAssembler(1, "cat") if plan.by_episode else None)
-
-    def write(self, batch: TensorDictBase, first_env: int, fragments: Sequence[int]) -> None:
-        post = self.plan.post
-        batch = post.check(batch)
-        if self.assembler is None:
-            made = post.apply(batch)
-            self.sink.put(made, batch, self.plan.first_env + first_env, [made])
-            return
-        self.assembler.fragments |= set(fragments)
-        self.assembler.add(batch)
-        while (episode := self.assembler.pop()) is not None:
-            made = post.apply(episode)
-            self.sink.put(made, batch, self.plan.first_env + first_env, [made])
-
-
 def _schemes(plan: NodePlan) -> dict[str, WeightSyncScheme] | None:
     """What a MultiCollector sends on to its workers; None for what it does by itself."""
     if not plan.part_ids:
@@ -212,7 +173,7 @@ class Node:
         self._is_ahead = False
         self._num_rows = torch.Size(self.describe().lead).numel()
         self._fragments_told: set[int] = set()
-        self._writer: _Writer | None = None
+        self._writer: OwnWriter | None = None
         self._busy = threading.Lock()
         self._closed = False
 
@@ -444,12 +405,12 @@ class Node:
         self._drop_episodes()
 
     def _do_write_to(self, plan: BufferPlan | None) -> None:
-        self._writer = None if plan is None else _Writer.of(plan)
+        self._writer = None if plan is None else OwnWriter(plan)
 
     def _drop_episodes(self) -> None:
         self._rest = None
-        if self._writer is not None and self._writer.assembler is not None:
-            self._writer.assembler.drop_all()
+        if self._writer is not None:
+            self._writer.drop()
 
     def ask_to_stop(self) -> None:
         """End the batch under way after the step that is being taken."""

@@ -275,9 +275,9 @@ class NodeBatches(RemoteCollector):
         if not stacked or getattr(batch, "shape", None) != raw.shape:
             super()._put(batch, raw)
             return
-        assert self._sink is not None
+        assert self._buffer_writer is not None
         for (handle, _), own, own_raw in zip(self._delivered, batch.unbind(0), raw.unbind(0), strict=True):
-            self._sink.put(own, own_raw, handle.first_env, [own])
+            self._buffer_writer.write(own, own_raw, handle.first_env, [own])
 
     def __len__(self) -> int:
         if self._loss.goes_on:

@@ -15,7 +15,7 @@ from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.plans import list_nodes
-from swath.collectors.sink import make_sink
+from swath.data.buffer_writer import buffer_writer
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
@@ -284,7 +284,7 @@ class RayCollector(NodesCollector):
             for handle in self._alive:
                 self._let_node_write(handle)
         elif self.replay_buffer is not None:
-            self._sink = make_sink(self.replay_buffer, self._num_envs, self._extends)
+            self._buffer_writer = buffer_writer(self.replay_buffer, self._num_envs, self._extends)
 
     def stop_remote_collectors(self) -> None:
         """End the actors, and with them this collector."""
