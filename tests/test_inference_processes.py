@@ -218,7 +218,7 @@ def test_an_answer_for_who_is_gone_does_not_reach_the_next_one_in_its_slot() -> 
         may_go.clear()
         future = client.submit(observed())
         assert was_called.wait(5)
-        future._pending._lane.close()  # type: ignore[attr-defined]
+        future._pending._connection.close()  # type: ignore[attr-defined]
         assert wait_until(lambda: len(server.transport._free) == 1)  # type: ignore[attr-defined]
         following = pickle.loads(pickle.dumps(client)).submit(observed())
         assert wait_until(lambda: len(server.transport._free) == 0)  # type: ignore[attr-defined]
@@ -227,9 +227,9 @@ def test_an_answer_for_who_is_gone_does_not_reach_the_next_one_in_its_slot() -> 
         successor = following._pending  # type: ignore[attr-defined]
         for _ in range(3):
             asked = observed()
-            successor._lane.ask(asked, waits=True)
-            assert successor._lane.wait(5)
-            assert torch.equal(successor._lane.take()[1][0], asked["observation"] * 2)
+            successor._connection.ask(asked, waits=True)
+            assert successor._connection.wait(5)
+            assert torch.equal(successor._connection.take()[1][0], asked["observation"] * 2)
 
 
 def test_a_client_that_is_stopped_holds_up_nobody() -> None:

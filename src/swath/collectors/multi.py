@@ -367,13 +367,13 @@ class MultiCollector(BaseCollector):
                 raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to send")
             scheme.init_on_sender(model_id=model_id, context=self)
             if model_id == "policy":
-                scheme._set_source(policy)
+                scheme.set_source(policy)
         return schemes
 
     def _halves_for(self, worker: int) -> dict[str, WeightSyncScheme]:
         halves = {}
         for model_id, scheme in self._schemes.items():
-            if worker not in scheme._worker_ends:  # it was used by a worker that is gone
+            if not scheme.is_waited_for(worker):  # it was used by a worker that is gone
                 scheme.replace_worker(worker)
             halves[model_id] = scheme.for_worker(worker)
         return halves
@@ -547,7 +547,7 @@ class MultiCollector(BaseCollector):
         sent = {name: self._checked_source(name, sources[name]) for name in sources if name in self._schemes}
         # All that can be wrong is found out before anything is sent, or counted.
         for name, source in sent.items():
-            addressed = self._schemes[name]._addressed(list(source) if is_per_worker(source) else worker_ids)
+            addressed = self._schemes[name].addressed(list(source) if is_per_worker(source) else worker_ids)
             if not addressed:
                 return
         self._policy_version += bool(sent)

@@ -21,55 +21,18 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
-from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from swath.errors import WeightSyncError
-from swath.process.channel import Channel, pack, unpack
-from swath.process.ctrl_c import ctrl_c_waits, wait
+from swath.process.channel import Channel, pack
+from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.memory import require_descriptors
+from swath.weight_update.acknowledgements import Acknowledgements
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
 
 DEFAULT_TIMEOUT_S = 120.0
-_LOOK_EVERY_S = 0.2
-
-
-class SenderContext(Protocol):
-    """What a scheme needs of the collector on the trainer's side."""
-
-    #: Held while weights are sent.
-    lock: Any
-
-    def wake_worker(self, worker: int, model_id: str) -> None:
-        """Let the worker wait for weights of this model, which are about to be posted."""
-        ...
-
-    def worker_sentinel(self, worker: int) -> int:
-        """Ready when the worker's process has ended."""
-        ...
-
-    def worker_answered(self, worker: int) -> None:
-        """The worker has applied what it was woken for."""
-        ...
-
-    def look_at_workers(self, workers: Sequence[int]) -> None:
-        """End those that hang, where a limit was given."""
-        ...
-
-    def worker_gone(self, worker: int) -> None:
-        """The worker's process has ended: raise, or start another one with the newest weights."""
-        ...
-
-
-class TransportBackend(Protocol):
-    """What carries the weights to one worker."""
-
-    def send_weights(self, weights: Any, version: int | None) -> None: ...
-
-    def receive_weights(self, timeout: float | None = None) -> tuple[Any, int | None] | None: ...
 
 
 class WeightSyncScheme:
@@ -102,10 +65,7 @@ class WeightSyncScheme:
         self._worker_idx: int | None = None
         self._channels: dict[int, Channel] = {}
         self._worker_ends: dict[int, Connection] = {}
-        #: Workers that have not acknowledged, and the number of what they were sent: those that are waited for, and
-        #: those that were not in time, and may read it yet.
-        self._unanswered: dict[int, int] = {}
-        self._late: dict[int, int] = {}
+        self._owed = Acknowledgements(self._channels)
         self._sequence = 0
         #: Which publication each worker was sent last, with its version.
         self._last: dict[int, tuple[int, int | None]] = {}
@@ -151,12 +111,13 @@ class WeightSyncScheme:
             num_workers = len(counted)
         if params_map is not None and weights is None and model is None:
             weights = next(iter(params_map.values()))
-        self._set_source(model if model is not None else weights)
+        self.set_source(model if model is not None else weights)
         self._role = "sender"
         for worker in range(int(num_workers or 0)):
             self.replace_worker(worker)
 
-    def _set_source(self, source: Any) -> None:
+    def set_source(self, source: Any) -> None:
+        """Whose weights are sent where none are given: a module's, which is not kept alive by this, or these."""
         if isinstance(source, torch.nn.Module):  # its owner may let go of it
             self._model = weakref.ref(source)
         else:
@@ -170,12 +131,15 @@ class WeightSyncScheme:
         end = self._worker_ends.pop(worker, None)
         if end is not None:
             end.close()
-        self._unanswered.pop(worker, None)
-        self._late.pop(worker, None)
+        self._owed.forget(worker)
         require_descriptors(2, f"connect worker {worker} for weights")
         ours, theirs = Pipe(duplex=True)
         self._channels[worker] = Channel(ours)
         self._worker_ends[worker] = theirs
+
+    def is_waited_for(self, worker: int) -> bool:
+        """Whether there is a connection for a worker that no worker has had yet."""
+        return worker in self._worker_ends
 
     def for_worker(self, worker: int) -> WeightSyncScheme:
         """The half that goes to one worker."""
@@ -228,7 +192,7 @@ class WeightSyncScheme:
         self.model_id = model_id or "policy"
         self._context = None if context is None else weakref.ref(context)
         if model is not None:
-            self._set_source(model)
+            self.set_source(model)
         self._worker_idx = worker_idx
         self._role = "receiver"
 
@@ -254,7 +218,7 @@ class WeightSyncScheme:
         self._worker_idx = worker_idx if worker_idx is not None else self._worker_idx
         if self._worker_idx not in self._worker_ends:
             raise ValueError(f"connect: this scheme has no connection for worker {self._worker_idx}")
-        self._channels = {self._worker_idx: Channel(self._worker_ends[self._worker_idx])}
+        self._channels[self._worker_idx] = Channel(self._worker_ends[self._worker_idx])
         self._connected = True
         if self._context is None:
             self.receive(timeout=self.timeout_s)
@@ -289,7 +253,7 @@ class WeightSyncScheme:
             self._send(weights, worker_ids, version)
 
     def _send(self, weights: Any, worker_ids: int | Iterable[int] | None, version: int | None) -> None:
-        workers = self._addressed(worker_ids)
+        workers = self.addressed(worker_ids)
         source = weights if weights is not None else self._source()
         if source is None:
             raise RuntimeError("send: there are no weights to send; give them, or a model in init_on_sender")
@@ -334,7 +298,7 @@ class WeightSyncScheme:
             self._await([worker])
 
     def _post_to(self, worker: int, version: int | None) -> None:
-        self._unanswered[worker] = self._sequence
+        self._owed.expect(worker, self._sequence)
         context = self._get_context()
         try:
             if context is not None:  # first, since a pipe holds only so much until somebody reads
@@ -343,7 +307,12 @@ class WeightSyncScheme:
         except OSError:  # it is dead: found out when its answer is waited for
             pass
 
-    def _addressed(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+    def addressed(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+        """The workers that ``send`` would reach.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
         if worker_ids is None:
             return sorted(self._channels)
         chosen = [worker_ids] if isinstance(worker_ids, int) else list(dict.fromkeys(worker_ids))
@@ -365,76 +334,8 @@ class WeightSyncScheme:
         self._await(None)
 
     def _await(self, workers: Sequence[int] | None) -> None:
-        """Wait for the answers of these workers; None for all that were sent something.
-
-        A worker that is lost may be started again in here, which sends weights and waits for them: one loss at a time,
-        and all that was found out before it is found out anew.
-        """
-        deadline = monotonic() + self.timeout_s
-        failures: list[BaseException] = []
-        while waiting := [worker for worker in self._unanswered if workers is None or worker in workers]:
-            left_s = deadline - monotonic()
-            lost = self._take_answers(waiting, max(0.0, left_s), failures)
-            if lost is not None:
-                del self._unanswered[lost]
-                self._lose(lost)
-            elif left_s <= 0 and (late := [worker for worker in waiting if worker in self._unanswered]):
-                raise self._are_late(late)
-        if failures:
-            raise failures[0]
-
-    def _take_answers(self, waiting: Sequence[int], left_s: float, failures: list[BaseException]) -> int | None:
-        """Wait a moment, and take what was answered; the number of a worker that will not answer any more."""
-        context = self._get_context()
-        channels = {self._channels[worker].connection: worker for worker in waiting}
-        sentinels = {} if context is None else {context.worker_sentinel(worker): worker for worker in waiting}
-        if -1 in sentinels:  # nothing is left of it
-            return sentinels[-1]
-        ready = wait([*channels, *sentinels], timeout=left_s if context is None else min(left_s, _LOOK_EVERY_S))
-        if not ready and context is not None:
-            context.look_at_workers(waiting)
-        lost: int | None = None
-        for entry in ready:
-            worker = channels.get(entry)  # type: ignore[call-overload]
-            if worker is not None and not self._take_answer(worker, failures):
-                lost = worker
-        for entry in ready:
-            worker = sentinels.get(entry)  # type: ignore[call-overload]
-            if worker in self._unanswered:
-                lost = worker
-        return lost
-
-    def _take_answer(self, worker: int, failures: list[BaseException]) -> bool:
-        """False: it has hung up."""
-        try:
-            kind, sequence, *details = self._channels[worker].receive()
-        except (EOFError, OSError):
-            return False
-        for owed in (self._unanswered, self._late):
-            if owed.get(worker, sequence + 1) <= sequence:
-                del owed[worker]
-        context = self._get_context()
-        if context is not None:
-            context.worker_answered(worker)
-        if kind == "failed":
-            failures.append(unpack(details[0], worker, f"worker {worker}, while it applied weights"))
-        return True
-
-    def _lose(self, worker: int) -> None:
-        context = self._get_context()
-        if context is None:
-            raise WeightSyncError(f"worker {worker} is gone; it did not apply the weights")
-        context.worker_gone(worker)  # or about to be: raises, or starts another one
-
-    def _are_late(self, workers: Sequence[int]) -> WeightSyncError:
-        for worker in workers:
-            self._late[worker] = self._unanswered.pop(worker)
-        names = ", ".join(map(str, sorted(workers)))
-        return WeightSyncError(
-            f"worker{'s' if len(workers) > 1 else ''} {names} did not apply the weights within {self.timeout_s:g} s; a "
-            "step of the env may take longer than that (timeout_s=), or it hangs (step_timeout_s= of the collector "
-            "finds out)"
-        )
+        """Wait for the answers of these workers; None for all that were sent something."""
+        self._owed.wait(workers, self.timeout_s, self._get_context())
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -488,7 +389,9 @@ class WeightSyncScheme:
             channel.close()
         for end in self._worker_ends.values():
             end.close()
-        self._channels, self._worker_ends, self._unanswered = {}, {}, {}
+        self._channels.clear()
+        self._worker_ends.clear()
+        self._owed.clear()
 
     def __del__(self) -> None:
         self.shutdown()

@@ -70,7 +70,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
 
     def _publish(self, weights: dict[str, torch.Tensor]) -> None:
         layout = WeightLayout.of(weights)
-        if layout != self._layout or self._late:  # who was not in time may read either slot yet
+        if layout != self._layout or self._owed.is_somebody_late:  # who was not in time may read either slot yet
             self._layout = layout
             self._memory = SharedMemory(2 * layout.slot_bytes)
             self._slots = [layout.views(self._memory.bytes_, slot) for slot in (0, 1)]

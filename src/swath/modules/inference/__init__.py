@@ -3,6 +3,7 @@
 =================  ==============================================================================
 file               what it knows
 =================  ==============================================================================
+service.py         PolicyService: what every server offers
 server.py          InferenceServer: what the user asked for, and the thread's life
 loop.py            waiting, forming batches, answering
 served_policy.py   the policy: its weights, its version, how it is called on many requests' rows

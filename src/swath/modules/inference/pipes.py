@@ -16,7 +16,7 @@ from swath import platforms
 from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied
 from swath.modules.inference.client import InferenceClient, InferenceFuture
 from swath.modules.inference.reception import Address, Reception
-from swath.modules.inference.requests import LOOK_EVERY_S, Answer, Asked, Content, Request, merge, read_content
+from swath.modules.inference.requests import Answer, Asked, Content, Request, merge, read_content, wait_looking
 from swath.modules.inference.transport import Transport
 from swath.process.channel import Channel, Packed, pack, unpack
 
@@ -33,7 +33,7 @@ def no_free_slot(num_slots: int) -> NoFreeSlot:
     )
 
 
-class Lane:
+class RequestConnection:
     """A client's connection, over which one request at a time is under way."""
 
     def __init__(self, address: Address) -> None:
@@ -77,16 +77,10 @@ class Lane:
             return True
 
     def wait(self, timeout_s: float | None) -> bool:
-        deadline = None if timeout_s is None else perf_counter() + timeout_s
-        while True:
-            left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
-            try:
-                if self._channel.connection.poll(max(left_s, 0.0)):  # also at the end of the connection
-                    return True
-            except OSError as error:
-                raise self._gone() from error
-            if deadline is not None and perf_counter() >= deadline:
-                return False
+        try:  # there is something to read also at the end of the connection
+            return wait_looking(self._channel.connection.poll, timeout_s, lambda: None)
+        except OSError as error:
+            raise self._gone() from error
 
     def take(self) -> Answer:
         return self._answer_from(self._receive())
@@ -118,7 +112,7 @@ class ProcessClient(InferenceClient):
     Each request that is under way at the same time, from other threads or by ``submit``, has a connection of its own.
     """
 
-    _lane_type: type[Lane] = Lane
+    _connection_type: type[RequestConnection] = RequestConnection
 
     def __init__(self, address: Address, server: Any = None) -> None:
         self._address = address
@@ -128,38 +122,38 @@ class ProcessClient(InferenceClient):
 
     def _start_over(self) -> None:
         self._pid = os.getpid()
-        self._idle: list[Lane] = []
+        self._idle: list[RequestConnection] = []
 
-    def _lane(self) -> Lane:
+    def _free_connection(self) -> RequestConnection:
         if self._pid != os.getpid():  # a forked copy has connections that belong to its parent
             self._start_over()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._lane_type(self._address)
+            return self._connection_type(self._address)
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        lane = self._lane()
+        connection = self._free_connection()
         try:
-            lane.ask(tensordict, waits=True)
-            lane.wait(None)
-            answer = lane.take()
+            connection.ask(tensordict, waits=True)
+            connection.wait(None)
+            answer = connection.take()
         except InferenceError:
-            lane.close()
+            connection.close()
             raise
-        except Exception:  # of the policy: the lane is free again
-            self._idle.append(lane)
+        except Exception:  # of the policy: the connection is free again
+            self._idle.append(connection)
             raise
         except BaseException:  # Ctrl-C: there may be an answer under way, for nobody
-            lane.close()
+            connection.close()
             raise
-        self._idle.append(lane)
+        self._idle.append(connection)
         return merge(tensordict, answer)
 
     def submit(self, tensordict: TensorDictBase) -> InferenceFuture:
-        lane = self._lane()
-        lane.ask(tensordict, waits=False)
-        return InferenceFuture(_UnderWay(lane, self._idle), tensordict.copy())
+        connection = self._free_connection()
+        connection.ask(tensordict, waits=False)
+        return InferenceFuture(_UnderWay(connection, self._idle), tensordict.copy())
 
     def close(self) -> None:
         while self._idle:
@@ -173,28 +167,28 @@ class ProcessClient(InferenceClient):
 
 
 class _UnderWay:
-    """A lane until its answer is taken; then it is free for other requests."""
+    """A connection until its answer is taken; then it is free for other requests."""
 
-    def __init__(self, lane: Lane, idle: list[Lane]) -> None:
-        self._lane = lane
+    def __init__(self, connection: RequestConnection, idle: list[RequestConnection]) -> None:
+        self._connection = connection
         self._idle = idle
 
     def is_done(self) -> bool:
-        return self._lane.is_done()
+        return self._connection.is_done()
 
     def wait(self, timeout_s: float | None) -> bool:
-        return self._lane.wait(timeout_s)
+        return self._connection.wait(timeout_s)
 
     def take(self) -> Answer:
         try:
-            answer = self._lane.take()
+            answer = self._connection.take()
         except InferenceError:
-            self._lane.close()
+            self._connection.close()
             raise
         except Exception:
-            self._idle.append(self._lane)
+            self._idle.append(self._connection)
             raise
-        self._idle.append(self._lane)
+        self._idle.append(self._connection)
         return answer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,12 +13,12 @@ import cloudpickle
 import torch
 
 from swath import platforms
-from swath.copying import NotCopied
 from swath.errors import InferenceError, ServerClosed, ServerDied, told
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
 from swath.modules.inference.reception import Address
 from swath.modules.inference.server import InferenceServer
+from swath.modules.inference.service import PolicyService
 from swath.modules.inference.slots import SlotTransport, require_slots
 from swath.process import pickling
 from swath.process.channel import Channel, pack, unpack
@@ -26,13 +26,13 @@ from swath.process.helper import Helper
 from swath.process.owner import SECONDS_TO_LEAVE, leave_with_owner
 from swath.process.start import StartMethod, check_start_method
 from swath.process.supervise import EndedAtExit
-from swath.weight_update.weights import choose_sources, flat_weights
+from swath.weight_update.weights import flat_weights
 
 _TRANSPORTS: dict[str, type[MPTransport]] = {"slots": SlotTransport, "mp": MPTransport}
 _SECONDS_FOR_HEALTH = 1.0
 
 
-class ProcessInferenceServer(NotCopied):
+class ProcessInferenceServer(PolicyService):
     """Serves a policy from a process of its own, to clients in any process of this machine.
 
     Args:
@@ -140,11 +140,9 @@ class ProcessInferenceServer(NotCopied):
     def pid(self) -> int | None:
         return None if self._helper is None else self._helper.pid
 
-    def __enter__(self) -> ProcessInferenceServer:
-        return self.start() if self._helper is None else self
-
-    def __exit__(self, *_: Any) -> None:
-        self.shutdown()
+    @property
+    def was_started(self) -> bool:
+        return self._helper is not None
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
@@ -156,33 +154,20 @@ class ProcessInferenceServer(NotCopied):
         self._num_made += 1
         return kind.client_type(self._address, self)
 
-    def clients(self, n: int) -> list[InferenceClient]:
-        return [self.client() for _ in range(n)]
-
     # -- the policy ------------------------------------------------------------------------------------------------
 
     def update_model(self, fn: Callable[[Any], Any]) -> Any:
         """Call ``fn`` with the policy, in its process, between two batches; counts its version up."""
         return self._call("update_model", fn)
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        weights: Any = None,
-        policy: Any = None,
-        model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Send weights (a module's, a TensorDict's, a state dict's), and return when they are in force."""
-        for name, source in choose_sources(policy_or_weights, weights, policy, weights_dict, model_id).items():
-            if source is None:
-                raise ValueError(
-                    "the policy was made in the server's process, so there is none here to take weights from: "
-                    "update_policy_weights_(policy)"
-                )
-            flat = {k: t.detach().cpu() for k, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
-            self._call("update_policy_weights_", weights=flat, model_id=name)
+    def _publish(self, model_id: str, source: Any) -> None:
+        if source is None:
+            raise ValueError(
+                "the policy was made in the server's process, so there is none here to take weights from: "
+                "update_policy_weights_(policy)"
+            )
+        flat = {k: t.detach().cpu() for k, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
+        self._call("update_policy_weights_", weights=flat, model_id=model_id)
 
     @property
     def policy_version(self) -> int:

@@ -20,6 +20,18 @@ from swath.keys import Key, as_key, nested
 LOOK_EVERY_S = 0.25
 
 
+def wait_looking(acquire: Callable[[float], bool], timeout_s: float | None, look: Callable[[], None]) -> bool:
+    """Whether something is had in time. ``look`` is called now and then, and raises if nobody will ever answer."""
+    deadline = None if timeout_s is None else perf_counter() + timeout_s
+    while True:
+        left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
+        if acquire(max(left_s, 0.0)):
+            return True
+        if deadline is not None and perf_counter() >= deadline:
+            return False
+        look()
+
+
 class Content:
     """What is asked: the tensors of a TensorDict, or the TensorDict itself where there is more in it than tensors.
 
@@ -150,18 +162,13 @@ class Request:
 
     def wait(self, timeout_s: float | None, look: Callable[[], None]) -> bool:
         """Whether it is done in time. ``look`` is called now and then, and raises if nobody will ever answer."""
-        acquire = self._done.acquire
-        deadline = None if timeout_s is None else perf_counter() + timeout_s
-        while True:
-            left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
-            if acquire(timeout=max(left_s, 0.0)):
-                self._done.release()  # for others that wait, and for is_done()
-                return True
-            if deadline is not None and perf_counter() >= deadline:
-                return False
-            look()
-            if self.is_done():
-                return True
+        if not wait_looking(self._acquire, timeout_s, look):
+            return False
+        self._done.release()  # for others that wait, and for is_done()
+        return True
+
+    def _acquire(self, timeout_s: float) -> bool:
+        return self._done.acquire(timeout=timeout_s)
 
     def take(self) -> Answer:
         if self.error is not None:

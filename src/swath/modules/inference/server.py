@@ -13,24 +13,23 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.copying import NotCopied
 from swath.modules.inference.client import InferenceClient
 from swath.modules.inference.loop import Batching, ServingLoop
 from swath.modules.inference.pipes import MPTransport
 from swath.modules.inference.served_policy import ServedPolicy
+from swath.modules.inference.service import PolicyService
 from swath.modules.inference.slots import SlotTransport
 from swath.modules.inference.stats import ServerStats
 from swath.modules.inference.threads import ThreadingTransport
 from swath.modules.inference.transport import Transport
 from swath.process.supervise import EndedAtExit
-from swath.weight_update.weights import choose_sources
 
 DeviceLike = torch.device | str | int | None
 #: Settings that ``server_config`` may hold.
 _CONFIGURABLE = ("max_batch_size", "min_batch_size", "timeout", "collect_stats", "stats_window_size")
 
 
-class InferenceServer(NotCopied):
+class InferenceServer(PolicyService):
     """Serves a policy, from a thread of this process, to any number of clients, which are batched as they come.
 
     Args:
@@ -175,11 +174,9 @@ class InferenceServer(NotCopied):
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and self.transport.state == "open"
 
-    def __enter__(self) -> InferenceServer:
-        return self.start() if self._thread is None else self
-
-    def __exit__(self, *_: Any) -> None:
-        self.shutdown()
+    @property
+    def was_started(self) -> bool:
+        return self._thread is not None
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
@@ -190,32 +187,16 @@ class InferenceServer(NotCopied):
         self._num_made += 1
         return self.transport.client()
 
-    def clients(self, n: int) -> list[InferenceClient]:
-        return [self.client() for _ in range(n)]
-
     # -- the policy ------------------------------------------------------------------------------------------------
 
     def update_model(self, fn: Callable[[Any], Any]) -> Any:
         """Call ``fn`` with the policy that is served, between two batches; counts its version up."""
         return self._loop.policy.change(fn)
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        weights: Any = None,
-        policy: Any = None,
-        model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Let the served policy have these weights, between two batches: a module's, a TensorDict's, a state dict's.
-
-        Without arguments, those of the policy that the server was made with. Counts the policy's version up.
-        """
-        for name, source in choose_sources(policy_or_weights, weights, policy, weights_dict, model_id).items():
-            if name not in ("policy", self._model_id):
-                raise KeyError(f"there is no model {name!r}; this server has {self._model_id!r}")
-            self._loop.policy.publish(source)
+    def _publish(self, model_id: str, source: Any) -> None:
+        if model_id not in ("policy", self._model_id):
+            raise KeyError(f"there is no model {model_id!r}; this server has {self._model_id!r}")
+        self._loop.policy.publish(source)
 
     @property
     def policy_version(self) -> int:
