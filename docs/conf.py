@@ -33,8 +33,8 @@ nitpick_ignore = [  # bases that are no part of the API
         "swath.envs.transforms.frames.History",
         "swath.envs.transforms.normalizing.Normalizing",
         "swath.envs.transforms.values.TensorTransform",
-        "swath.modules.inference.pipes.ProcessClient",
-        "swath.modules.inference.slots.SlotClient",
+        "swath.modules.inference_server.pipes.ProcessClient",
+        "swath.modules.inference_server.slots.SlotClient",
         "tensordict.nn.common.TensorDictModuleBase",
         "torch.utils.data.dataset.IterableDataset",
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from swath.copying import NotCopied
-from swath.modules.inference.client import InferenceClient
+from swath.modules.inference_server.client import InferenceClient
 from swath.weight_update.weights import choose_sources
 
 
@@ -26,8 +26,18 @@ class PolicyService(NotCopied):
     def client(self) -> InferenceClient:
         raise NotImplementedError
 
-    def clients(self, n: int) -> list[InferenceClient]:
-        return [self.client() for _ in range(n)]
+    def clients(self, num_clients: int) -> list[InferenceClient]:
+        """So many clients, for as many who ask at the same time."""
+        if not isinstance(num_clients, int) or isinstance(num_clients, bool):
+            raise TypeError(f"num_clients must be a number, got {num_clients!r}")
+        if num_clients < 1:
+            raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+        return [self.client() for _ in range(num_clients)]
+
+    @property
+    def service_backend(self) -> str:
+        """Where the policy is: "thread", "process" or "ray"."""
+        raise NotImplementedError
 
     def update_policy_weights_(
         self,

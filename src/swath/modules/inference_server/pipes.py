@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from time import perf_counter, sleep
 from typing import Any
 
@@ -14,10 +18,12 @@ from tensordict import TensorDictBase
 
 from swath import platforms
 from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied
-from swath.modules.inference.client import InferenceClient, InferenceFuture
-from swath.modules.inference.reception import Address, Reception
-from swath.modules.inference.requests import Answer, Asked, Content, Request, merge, read_content, wait_looking
-from swath.modules.inference.transport import Transport
+from swath.modules.inference_server.client import InferenceClient
+from swath.modules.inference_server.futures import InferenceFuture
+from swath.modules.inference_server.reception import Address, Reception
+from swath.modules.inference_server.requests import Answer, Asked, Content, Request, merge, read_content, wait_looking
+from swath.modules.inference_server.transport import Transport
+from swath.modules.inference_server.waiter_threads import WaiterThreads
 from swath.process.channel import Channel, Packed, pack, unpack
 
 #: Servers have room for so many clients, if nobody says otherwise.
@@ -114,7 +120,9 @@ class ProcessClient(InferenceClient):
 
     _connection_type: type[RequestConnection] = RequestConnection
 
-    def __init__(self, address: Address, server: Any = None) -> None:
+    carries_interaction_type = True
+
+    def __init__(self, address: Address, server: Any = None) -> None:  # needs no transport: it has the address of one
         self._address = address
         # A server that can still be asked is not garbage; in another process there is none.
         self._server = server
@@ -123,6 +131,7 @@ class ProcessClient(InferenceClient):
     def _start_over(self) -> None:
         self._pid = os.getpid()
         self._idle: list[RequestConnection] = []
+        self._waiters = WaiterThreads("swath-answers")
 
     def _free_connection(self) -> RequestConnection:
         if self._pid != os.getpid():  # a forked copy has connections that belong to its parent
@@ -132,28 +141,25 @@ class ProcessClient(InferenceClient):
         except IndexError:
             return self._connection_type(self._address)
 
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        connection = self._asked(td, waits=True)
+        return merge(td, _take_answer(connection, self._idle))
+
+    def submit(self, td: TensorDictBase) -> InferenceFuture:
+        connection = self._asked(td, waits=False)
+        future = InferenceFuture(td.copy())
+        self._waiters.run(partial(_settle, future, connection, self._idle))
+        return future
+
+    def _asked(self, tensordict: TensorDictBase, *, waits: bool) -> RequestConnection:
+        """A connection with this request under way."""
         connection = self._free_connection()
         try:
-            connection.ask(tensordict, waits=True)
-            connection.wait(None)
-            answer = connection.take()
-        except InferenceError:
+            connection.ask(tensordict, waits=waits)
+        except BaseException:  # what was written of it, nobody knows
             connection.close()
             raise
-        except Exception:  # of the policy: the connection is free again
-            self._idle.append(connection)
-            raise
-        except BaseException:  # Ctrl-C: there may be an answer under way, for nobody
-            connection.close()
-            raise
-        self._idle.append(connection)
-        return merge(tensordict, answer)
-
-    def submit(self, tensordict: TensorDictBase) -> InferenceFuture:
-        connection = self._free_connection()
-        connection.ask(tensordict, waits=False)
-        return InferenceFuture(_UnderWay(connection, self._idle), tensordict.copy())
+        return connection
 
     def close(self) -> None:
         while self._idle:
@@ -166,30 +172,29 @@ class ProcessClient(InferenceClient):
         return type(self), (self._address,)
 
 
-class _UnderWay:
-    """A connection until its answer is taken; then it is free for other requests."""
+def _take_answer(connection: RequestConnection, idle: list[RequestConnection]) -> Answer:
+    """Wait for the answer; then the connection is free for other requests."""
+    try:
+        connection.wait(None)
+        answer = connection.take()
+    except InferenceError:
+        connection.close()
+        raise
+    except Exception:  # of the policy
+        idle.append(connection)
+        raise
+    except BaseException:  # Ctrl-C: there may be an answer under way, for nobody
+        connection.close()
+        raise
+    idle.append(connection)
+    return answer
 
-    def __init__(self, connection: RequestConnection, idle: list[RequestConnection]) -> None:
-        self._connection = connection
-        self._idle = idle
 
-    def is_done(self) -> bool:
-        return self._connection.is_done()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        return self._connection.wait(timeout_s)
-
-    def take(self) -> Answer:
-        try:
-            answer = self._connection.take()
-        except InferenceError:
-            self._connection.close()
-            raise
-        except Exception:
-            self._idle.append(self._connection)
-            raise
-        self._idle.append(self._connection)
-        return answer
+def _settle(future: InferenceFuture, connection: RequestConnection, idle: list[RequestConnection]) -> None:
+    try:
+        future.answer(_take_answer(connection, idle))
+    except BaseException as error:
+        future.fail(error)
 
 
 class MPTransport(Transport):
@@ -199,12 +204,24 @@ class MPTransport(Transport):
 
     Args:
         num_slots: how many requests can be under way at a time: one of each client, or thread of a client.
+        ctx, use_manager: accepted for compatibility, and not needed: a client connects by itself, whatever started its
+            process, and however it got there.
     """
 
+    transport_kind = "process"
     client_type: type[ProcessClient] = ProcessClient
 
-    def __init__(self, num_slots: int = DEFAULT_CLIENTS, *, address: Address | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int | BaseContext = DEFAULT_CLIENTS,
+        *,
+        ctx: BaseContext | None = None,
+        use_manager: bool = False,
+        address: Address | None = None,
+    ) -> None:
         super().__init__()
+        if isinstance(num_slots, BaseContext):  # TorchRL's first argument
+            num_slots = DEFAULT_CLIENTS
         if num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {num_slots}")
         platforms.require(type(self).__name__, (platforms.LOCAL_SOCKETS,), "use transport='threads'")
@@ -216,6 +233,24 @@ class MPTransport(Transport):
         self._free_lock = threading.Lock()
         #: Clients whose request came through their connection and was not answered.
         self._replying: set[int] = set()
+        self._is_elsewhere = False
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, but for the address: to make the same where the server is."""
+        return {"num_slots": self.num_slots}
+
+    def serve_elsewhere(self, server: Any) -> None:
+        """A server in another process listens at the address; here, clients are made."""
+        if self.state != "new":
+            raise RuntimeError("this transport has been used by a server; make a new one for each server")
+        self.state = "open"
+        self.server = weakref.ref(server)
+        self._is_elsewhere = True
+
+    def submit(self, td: TensorDictBase) -> Future[TensorDictBase]:
+        if self._is_elsewhere:
+            raise RuntimeError("the inference server is in another process: submit requests to a client()")
+        return super().submit(td)
 
     def client(self) -> ProcessClient:
         if self._num_made >= self.num_slots:

@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.errors import InferenceError, ServerClosed, ServerDied
-from swath.keys import Key, as_key
-from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, ProcessClient, RequestConnection
-from swath.modules.inference.reception import Address
-from swath.modules.inference.requests import Answer, Asked, Content, Request, read_content, wait_looking
+from swath.keys import Key
+from swath.modules.inference_server.pipes import DEFAULT_CLIENTS, MPTransport, ProcessClient, RequestConnection
+from swath.modules.inference_server.reception import Address
+from swath.modules.inference_server.requests import Answer, Asked, Content, Request, keys_of, read_content, wait_looking
+from swath.modules.inference_server.stamp import KINDS
 from swath.process.channel import Channel, pack
 from swath.process.memory import SharedMemory, map_descriptor
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore
@@ -45,7 +45,6 @@ IDLE, ASKED, ANSWERED, TO_FETCH = range(4)
 #: What the table says of the server.
 SERVING, SHUT_DOWN, DEAD = range(3)
 _LINE_BYTES = 64
-_KINDS: tuple[InteractionType | None, ...] = (None, *InteractionType.__members__.values())
 
 
 class SlotTable:
@@ -135,7 +134,7 @@ class Slot:
         kind = int(self.table.kinds[self.number])
         content = self._contents.get(kind)
         if content is None:
-            content = Content(self.layout.batch_size, self.layout.in_keys, self.inputs, _KINDS[kind])
+            content = Content(self.layout.batch_size, self.layout.in_keys, self.inputs, KINDS[kind])
             self._contents[kind] = content
         return SlotRequest(self, content)
 
@@ -212,7 +211,7 @@ class SlotConnection(RequestConnection):
             if content.batch_size == layout.batch_size and content.signature[1:] == self._signature:
                 for view, tensor in zip(self._inputs, content.tensors, strict=True):
                     view.copy_(tensor)
-                table.kinds[number] = _KINDS.index(content.kind)
+                table.kinds[number] = KINDS.index(content.kind)
                 table.waits[number] = waits
                 table.times[number] = perf_counter()
                 table.states[number] = ASKED  # last: what is asked is complete
@@ -288,19 +287,29 @@ class SlotTransport(MPTransport):
         num_slots: how many requests can be under way at a time: one of each client, or thread of a client.
         request_spec: the keys that are sent; others are dropped. By default those that the policy reads or, if it does
             not say, all that are in a client's first request.
+        preallocate: accepted for compatibility: a slot is made with a client's first request, and used again.
     """
 
+    transport_kind = "process_slot"
     client_type = SlotClient
 
     def __init__(
-        self, num_slots: int = DEFAULT_CLIENTS, *, request_spec: Any = None, address: Address | None = None
+        self,
+        num_slots: int = DEFAULT_CLIENTS,
+        *,
+        preallocate: bool = True,
+        request_spec: Any = None,
+        address: Address | None = None,
     ) -> None:
         super().__init__(num_slots, address=address)
         require_slots()
-        self._request_keys = None if request_spec is None else _keys_of(request_spec)
+        self._request_keys = keys_of(request_spec)
         self._memory = SharedMemory(SlotTable.num_bytes(num_slots))
         self._table = SlotTable(self._memory.bytes_, num_slots, is_new=True)
         self._slots: dict[int, Slot] = {}
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "request_spec": self._request_keys}
 
     def ring(self) -> None:
         self._table.work.release()
@@ -311,8 +320,8 @@ class SlotTransport(MPTransport):
             while work.acquire(0):  # one look finds what many clients have raised it for
                 pass
 
-    def drain(self) -> Sequence[Asked]:
-        found: list[Asked] = list(super().drain())
+    def take_requests(self) -> Sequence[Asked]:
+        found: list[Asked] = list(super().take_requests())
         for number in np.flatnonzero(self._table.states == ASKED):
             slot = self._slots.get(int(number))
             if slot is not None:  # else its client has just gone
@@ -357,8 +366,3 @@ class SlotTransport(MPTransport):
             slot = self._slots.pop(number, None)
             if slot is not None:
                 slot.leave()
-
-
-def _keys_of(spec: Any) -> tuple[Key, ...]:
-    keys = spec.keys(True, True) if hasattr(spec, "keys") else spec
-    return tuple(as_key(key) for key in keys)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import _thread
 import copy
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from types import EllipsisType
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +17,7 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 
 from swath.errors import message_of
-from swath.keys import Key, as_key, nested
+from swath.keys import Key, as_key, nested, show
 
 #: A client looks so often whether its server is still there.
 LOOK_EVERY_S = 0.25
@@ -71,12 +74,31 @@ class Content:
         return TensorDict(nested(leaves), batch_size=self.batch_size)
 
 
+class _AskedAs(threading.local):
+    kind: InteractionType | EllipsisType | None = ...
+
+
+_asked_as = _AskedAs()
+
+
+@contextmanager
+def asking_as(kind: InteractionType | None) -> Iterator[None]:
+    """What this thread asks meanwhile is asked with this interaction type, whatever others set for all threads."""
+    before, _asked_as.kind = _asked_as.kind, kind
+    try:
+        yield
+    finally:
+        _asked_as.kind = before
+
+
 def read_content(tensordict: TensorDictBase, in_keys: tuple[Key, ...] | None, *, copies: bool = False) -> Content:
     """What of a TensorDict is sent: the policy's ``in_keys`` that are there, or everything.
 
     ``copies``: whoever asks does not wait, and may write to its tensors meanwhile.
     """
-    kind = interaction_type()
+    kind = _asked_as.kind
+    if isinstance(kind, EllipsisType):
+        kind = interaction_type()
     names: list[Key] = []
     values: list[Any] = []
     if in_keys is None:
@@ -97,6 +119,13 @@ def read_content(tensordict: TensorDictBase, in_keys: tuple[Key, ...] | None, *,
     return Content(tensordict.batch_size, tuple(names), values, kind)
 
 
+def keys_of(spec: Any) -> tuple[Key, ...] | None:
+    """The keys of a TensorDict, a spec or a list of keys."""
+    if spec is None:
+        return None
+    return tuple(as_key(key) for key in (spec.keys(True, True) if hasattr(spec, "keys") else spec))
+
+
 #: The keys of an answer, and a value for each.
 Answer = tuple[tuple[Key, ...], Sequence[Any]]
 
@@ -112,6 +141,19 @@ def merge(tensordict: TensorDictBase, answer: Answer) -> TensorDictBase:
     for key, value in zip(keys, values, strict=True):
         merged.set(key, value)
     return merged
+
+
+def select_keys(answer: Answer, wanted: tuple[Key, ...]) -> Answer:
+    """Of an answer, these keys.
+
+    Raises:
+        KeyError: it has not all of them.
+    """
+    there = dict(zip(*answer, strict=True))
+    missing = [key for key in wanted if key not in there]
+    if missing:
+        raise KeyError(f"the policy did not write {show(missing[0])}, which response_spec declares; it has {[*there]}")
+    return wanted, [there[key] for key in wanted]
 
 
 class Asked(Protocol):

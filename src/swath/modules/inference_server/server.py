@@ -7,26 +7,32 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.modules.inference.client import InferenceClient
-from swath.modules.inference.loop import Batching, ServingLoop
-from swath.modules.inference.pipes import MPTransport
-from swath.modules.inference.served_policy import ServedPolicy
-from swath.modules.inference.service import PolicyService
-from swath.modules.inference.slots import SlotTransport
-from swath.modules.inference.stats import ServerStats
-from swath.modules.inference.threads import ThreadingTransport
-from swath.modules.inference.transport import Transport
+from swath.keys import Key
+from swath.modules.inference_server.choosing import choose_transport
+from swath.modules.inference_server.client import InferenceClient
+from swath.modules.inference_server.config import (
+    DeviceLike,
+    InferenceDeviceConfig,
+    InferenceServerConfig,
+    ServiceBackend,
+    resolve_devices,
+    resolve_server_config,
+)
+from swath.modules.inference_server.loop import ServingLoop
+from swath.modules.inference_server.received_weights import ReceivedWeights
+from swath.modules.inference_server.requests import keys_of
+from swath.modules.inference_server.served_policy import ServedPolicy
+from swath.modules.inference_server.service import PolicyService
+from swath.modules.inference_server.stats import ServerStats
+from swath.modules.inference_server.transport import InferenceTransport, Transport
+from swath.modules.inference_server.user_transport import UserTransport
 from swath.process.supervise import EndedAtExit
-
-DeviceLike = torch.device | str | int | None
-#: Settings that ``server_config`` may hold.
-_CONFIGURABLE = ("max_batch_size", "min_batch_size", "timeout", "collect_stats", "stats_window_size")
 
 
 class InferenceServer(PolicyService):
@@ -34,21 +40,32 @@ class InferenceServer(PolicyService):
 
     Args:
         model: any policy. A module is copied: what an optimizer does to it is seen after ``update_policy_weights_()``.
-        transport: "threads" (which is "auto"), "slots" or "mp"; or a ``ThreadingTransport``, ``SlotTransport`` or
-            ``MPTransport``. The last two are for clients in any process of this machine.
+        transport: "thread" (which is "auto"), "slots" or "mp" (see ``choose_transport`` for other names); or a
+            ``ThreadingTransport``, ``SlotTransport``, ``MPTransport``, or one of your own (``InferenceTransport``).
+            Slots and pipes are for clients in any process of this machine.
         policy_factory: makes the policy, instead of ``model``; what it makes is not copied.
-        max_batch_size: rows of a batch; a single request may have more.
-        min_batch_size, timeout: a batch with fewer rows waits for more, until its oldest request is ``timeout`` seconds
-            old, or all clients wait. With 1, nothing ever waits.
+        service_backend: where the policy is: "thread" of this process, a "process" of its own (this makes a
+            ``ProcessInferenceServer``) or a "ray" actor (a ``RayInferenceServer``). The last two need policy_factory.
+        service_backend_options: for a process ``mp_context`` and ``startup_timeout``; for Ray ``ray_init_config`` and
+            ``remote_config``.
+        transport_options: arguments of the transport that is made.
+        request_spec, response_spec: a request and an answer, as they will be; other keys are not sent.
+        max_batch_size: rows of a batch (64); a single request may have more.
+        min_batch_size, timeout: a batch with fewer rows (1) waits for more, until its oldest request is ``timeout``
+            (0.01) seconds old, or all clients wait. With 1, nothing ever waits.
         collate_fn: from a list of TensorDicts to one whose first dimension they are; by default rows are gathered
             without TensorDicts.
         device: where the policy computes; ``policy_device`` is the same.
         output_device: where answers go; by default to where requests came from.
-        weight_sync: a weight scheme's half for this receiver; looked at between batches.
+        weight_sync: a weight scheme's half for this receiver; looked at between batches. Anything with
+            ``receive`` will do.
+        weight_sync_model_id: what the scheme calls the policy.
         num_clients: how many clients ``client()`` makes at most.
-        collect_stats, stats_window_size: whether to measure, and how many requests and batches back.
-        server_config: a mapping with ``max_batch_size``, ``min_batch_size``, ``timeout``, ``collect_stats`` or
-            ``stats_window_size``, instead of these.
+        collect_stats, stats_window_size: whether to measure (True), and how many requests and batches back (1024).
+        server_config: an ``InferenceServerConfig``, or a mapping, instead of the arguments that it has.
+        device_config: an ``InferenceDeviceConfig`` instead of the devices.
+        static_batch_size: for CUDA graphs, which swath has no use for: it must be None.
+        shutdown_event: ends the server when it is set, within a quarter of a second.
         policy_version, policy_version_key: the first version, and where answers have it (None: nowhere).
         exploration_type: how a probabilistic policy chooses for clients with no interaction type of their own; None: as
             the policy does by default.
@@ -69,15 +86,29 @@ class InferenceServer(PolicyService):
         "be sent to another process"
     )
 
+    if not TYPE_CHECKING:  # type checkers read the constructor; what another backend makes has the same methods
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> PolicyService:
+            from swath.modules.inference_server.backends import serve_elsewhere
+
+            elsewhere = serve_elsewhere(*args, **kwargs) if cls is InferenceServer else None
+            return super().__new__(cls) if elsewhere is None else elsewhere
+
     def __init__(
         self,
         model: Any = None,
-        transport: Transport | str = "auto",
+        transport: InferenceTransport | str = "auto",
         *,
         policy_factory: Callable[[], Any] | None = None,
-        max_batch_size: int = 64,
-        min_batch_size: int = 1,
-        timeout: float = 0.01,
+        service_backend: ServiceBackend | None = None,
+        service_backend_options: Mapping[str, Any] | None = None,
+        transport_options: Mapping[str, Any] | None = None,
+        request_spec: Any = None,
+        response_spec: Any = None,
+        max_batch_size: int | None = None,
+        static_batch_size: int | None = None,
+        min_batch_size: int | None = None,
+        timeout: float | None = None,
         collate_fn: Callable[[list[TensorDictBase]], TensorDictBase] | None = None,
         device: DeviceLike = None,
         policy_device: DeviceLike = None,
@@ -85,9 +116,11 @@ class InferenceServer(PolicyService):
         weight_sync: Any = None,
         weight_sync_model_id: str = "policy",
         num_clients: int | None = None,
-        collect_stats: bool = True,
-        stats_window_size: int = 1024,
-        server_config: Mapping[str, Any] | None = None,
+        collect_stats: bool | None = None,
+        stats_window_size: int | None = None,
+        server_config: InferenceServerConfig | Mapping[str, Any] | None = None,
+        device_config: InferenceDeviceConfig | None = None,
+        shutdown_event: Any = None,
         policy_version: int = 0,
         policy_version_key: Any = "policy_version",
         exploration_type: InteractionType | str | None = None,
@@ -97,27 +130,26 @@ class InferenceServer(PolicyService):
             raise TypeError("give either model or policy_factory")
         if model is not None and not callable(model):
             raise TypeError(f"a policy must be callable, got {type(model).__name__}; a factory goes to policy_factory=")
-        unknown = [name for name in server_config or {} if name not in _CONFIGURABLE]
-        if unknown:
-            raise TypeError(f"server_config has {unknown[0]!r}; it may have {', '.join(_CONFIGURABLE)}")
-        settings = {
-            "max_batch_size": max_batch_size,
-            "min_batch_size": min_batch_size,
-            "timeout": timeout,
-            "collect_stats": collect_stats,
-            "stats_window_size": stats_window_size,
-            **(server_config or {}),
-        }
-        batching = Batching(settings["max_batch_size"], settings["min_batch_size"], settings["timeout"])
-        where, goes_to = (
-            None if chosen is None else torch.device(chosen)
-            for chosen in (device if policy_device is None else policy_device, output_device)
+        if service_backend_options:
+            raise ValueError("service_backend_options are for service_backend='process' or 'ray'")
+        self._config = resolve_server_config(
+            server_config,
+            {
+                "max_batch_size": max_batch_size,
+                "static_batch_size": static_batch_size,
+                "min_batch_size": min_batch_size,
+                "timeout": timeout,
+                "collect_stats": collect_stats,
+                "stats_window_size": stats_window_size,
+            },
         )
+        self.policy_device, self.output_device = resolve_devices(device_config, device, policy_device, output_device)
+        self.policy_version_key = policy_version_key
         policy = ServedPolicy(
             model if policy_factory is None else policy_factory(),
             shares_weights=share_weights or policy_factory is not None,
-            device=where,
-            output_device=goes_to,
+            device=self.policy_device,
+            output_device=self.output_device,
             collate_fn=collate_fn,
             kind=None if exploration_type is None else InteractionType(exploration_type),
             version=policy_version,
@@ -125,15 +157,25 @@ class InferenceServer(PolicyService):
         )
         if policy_factory is not None:
             policy.forget_source()
-        self.transport = resolve_transport(transport, num_clients)
-        self.transport.in_keys = None if collate_fn is not None else policy.in_keys
-        self.transport.server = weakref.ref(self)
+        self.transport = choose_transport(
+            transport, num_clients, request_spec=request_spec, response_spec=response_spec, options=transport_options
+        )
+        #: What the loop takes requests from: the transport itself, or what stands for one of the user's.
+        self._source = (
+            self.transport
+            if isinstance(self.transport, Transport)
+            else UserTransport(self.transport, self._config.max_batch_size)
+        )
+        self._source.in_keys = keys_of(request_spec) or (None if collate_fn is not None else policy.in_keys)
+        self._source.server = weakref.ref(self)
         self._num_clients = num_clients
         self._num_made = 0
-        self._scheme = weight_sync
+        self.weight_sync = weight_sync
         self._model_id = weight_sync_model_id
-        stats = ServerStats(settings["stats_window_size"], settings["collect_stats"])
-        self._loop = ServingLoop(policy, self.transport, batching, stats, weight_sync)
+        weights = None if weight_sync is None else ReceivedWeights(weight_sync, weight_sync_model_id, policy)
+        self._weights = weights
+        stats = ServerStats(self._config.stats_window_size, self._config.collect_stats)
+        self._loop = ServingLoop(policy, self._source, self._config, stats, weights, shutdown_event)
         self._thread: threading.Thread | None = None
         #: A forked copy of this process has a copy of this object; the thread is not its own.
         self._pid = os.getpid()
@@ -148,10 +190,9 @@ class InferenceServer(PolicyService):
         """
         if self._thread is not None:
             raise RuntimeError("this inference server was started before; make a new one to start again")
-        self.transport.open()
-        if self._scheme is not None:
-            self._scheme.init_on_receiver(model_id=self._model_id, context=self)
-            self._scheme.connect(worker_idx=0)
+        self._source.open()
+        if self._weights is not None:
+            self._weights.connect(self)
         self._thread = threading.Thread(target=_run_quietly, args=(self._loop,), name="swath-inference", daemon=True)
         self._thread.start()
         # Nothing below holds the server itself: one that nobody can ask any more is ended.
@@ -164,19 +205,56 @@ class InferenceServer(PolicyService):
         if self._pid != os.getpid():
             return
         self._stop(timeout)
-        if self._scheme is not None:
-            self._scheme.shutdown()
+        if self._weights is not None:
+            self._weights.shutdown()
 
     def _stop(self, timeout_s: float = 5.0) -> None:
         _end(self._loop, self._thread, self._pid, timeout_s)
 
     @property
     def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and self.transport.state == "open"
+        return self._thread is not None and self._thread.is_alive() and self._source.state == "open"
 
     @property
     def was_started(self) -> bool:
         return self._thread is not None
+
+    # -- what it was asked for -------------------------------------------------------------------------------------
+
+    @property
+    def service_backend(self) -> str:
+        return "thread"
+
+    @property
+    def transport_kind(self) -> str:
+        """What carries requests: "thread", "process", "process_slot", "shared_memory", "ray" or "custom"."""
+        return getattr(self.transport, "transport_kind", "custom")
+
+    @property
+    def model(self) -> Any:
+        """The policy that is served: a copy, unless weights are shared."""
+        return self._loop.policy.model
+
+    @property
+    def in_keys(self) -> tuple[Key, ...] | None:
+        """What is sent of requests; None: everything."""
+        return self._source.in_keys
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.policy_device
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._config.max_batch_size
+
+    @property
+    def min_batch_size(self) -> int:
+        return self._config.min_batch_size
+
+    @property
+    def timeout(self) -> float:
+        return self._config.timeout
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
@@ -189,9 +267,12 @@ class InferenceServer(PolicyService):
 
     # -- the policy ------------------------------------------------------------------------------------------------
 
-    def update_model(self, fn: Callable[[Any], Any]) -> Any:
-        """Call ``fn`` with the policy that is served, between two batches; counts its version up."""
-        return self._loop.policy.change(fn)
+    def update_model(self, update_fn: Callable[[Any], Any], *, mark_weight_update: bool = True) -> Any:
+        """Call a function with the policy that is served, between two batches; what it returns.
+
+        Counts the policy's version up, unless ``mark_weight_update`` is False.
+        """
+        return self._loop.policy.change(update_fn, counts=mark_weight_update)
 
     def _publish(self, model_id: str, source: Any) -> None:
         if model_id not in ("policy", self._model_id):
@@ -231,17 +312,6 @@ class InferenceServer(PolicyService):
     def __repr__(self) -> str:
         state = "serving" if self.is_alive else "not started" if self._thread is None else "shut down"
         return f"InferenceServer({type(self._loop.policy.model).__name__}, {type(self.transport).__name__}, {state})"
-
-
-def resolve_transport(transport: Any, num_clients: int | None = None) -> Transport:
-    if isinstance(transport, Transport):
-        return transport
-    if transport in ("auto", "threads"):
-        return ThreadingTransport()
-    if transport in ("slots", "mp"):
-        kind = SlotTransport if transport == "slots" else MPTransport
-        return kind() if num_clients is None else kind(num_clients)
-    raise ValueError(f"transport must be 'auto', 'threads', 'slots', 'mp' or a Transport, got {transport!r}")
 
 
 def _run_quietly(loop: ServingLoop) -> None:
