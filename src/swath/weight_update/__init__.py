@@ -1,5 +1,6 @@
 """How weights get from a trainer to the workers that collect."""
 
+from swath.weight_update.backends import WeightSyncBackend
 from swath.weight_update.context import TransportBackend
 from swath.weight_update.nodes import (
     DistributedWeightSyncScheme,
@@ -22,5 +23,6 @@ __all__ = [
     "SharedMemWeightSyncScheme",
     "TransportBackend",
     "WeightStrategy",
+    "WeightSyncBackend",
     "WeightSyncScheme",
 ]

@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,8 +29,12 @@ from swath.process.channel import Channel, pack
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.memory import require_descriptors
 from swath.weight_update.acknowledgements import Acknowledgements
+from swath.weight_update.publications import Publications
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
+
+if TYPE_CHECKING:
+    from swath.weight_update.backends import WeightSyncBackend
 
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -66,13 +70,71 @@ class WeightSyncScheme:
         self._channels: dict[int, Channel] = {}
         self._worker_ends: dict[int, Connection] = {}
         self._owed = Acknowledgements(self._channels)
-        self._sequence = 0
-        #: Which publication each worker was sent last, with its version.
-        self._last: dict[int, tuple[int, int | None]] = {}
-        #: Publications that some worker has last and that are not in the buffer any more.
-        self._kept: dict[int, Any] = {}
+        self._publications = Publications()
         #: Weights may be sent from several threads.
         self._lock = threading.RLock()
+
+    @classmethod
+    def from_backend(cls, backend: WeightSyncBackend, **kwargs: Any) -> WeightSyncScheme:
+        """The scheme for a way of deployment, made with these arguments.
+
+        >>> from swath.weight_update import WeightSyncScheme
+        >>> WeightSyncScheme.from_backend("multiprocessing", sync=False)
+        MultiProcessWeightSyncScheme(model_id=None, not initialised)
+        """
+        from swath.weight_update.backends import scheme_kind  # which knows all kinds, and they this one
+
+        return scheme_kind(backend)(**kwargs)
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Any:
+        """The collector, or server, that it works for; None: for nobody, or it is gone."""
+        return None if self._context is None else self._context()
+
+    @property
+    def model(self) -> Any:
+        """The model whose weights are sent, or that gets them."""
+        model = self._source()
+        if model is None and self._role == "receiver" and hasattr(self.context, "get_model"):
+            return self.context.get_model(self.model_id)
+        return model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.set_source(model)
+
+    @property
+    def weights(self) -> Any:
+        """A copy of the model's weights, as ``strategy`` has them; None without a model."""
+        model = self.model
+        return None if model is None else self.strategy.extract_weights(model)
+
+    @property
+    def worker_idx(self) -> int | None:
+        """Which receiver it is."""
+        return self._worker_idx
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        return self._role == "sender"
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        return self._role == "receiver"
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        return self._role == "sender" and self._connected
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        return self._role == "receiver" and self._connected
+
+    def __repr__(self) -> str:
+        state = "not initialised" if self._role is None else f"{self._role}{', connected' if self._connected else ''}"
+        return f"{type(self).__name__}(model_id={self.model_id!r}, {state})"
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
@@ -91,8 +153,12 @@ class WeightSyncScheme:
         """Prepare to send; nothing is sent yet.
 
         Give either ``context`` (a collector) or what is to be sent (``model`` or ``weights``) and to how many
-        (``num_workers``, or one entry of ``devices`` or ``params_map`` for each).
+        (``num_workers``, or one entry of ``devices`` or ``params_map`` for each). A collector takes a scheme that was
+        initialised for as many workers as it has.
         """
+        if self._role == "sender" and context is not None and self._context is None and not self._connected:
+            self._adopt(context, model_id)
+            return
         if self._role is not None:
             raise RuntimeError(f"this scheme is a {self._role} already; make another one")
         if context is not None and any(x is not None for x in (weights, model, devices, params_map, device_map_fn)):
@@ -116,8 +182,30 @@ class WeightSyncScheme:
         for worker in range(int(num_workers or 0)):
             self.replace_worker(worker)
 
+    def _adopt(self, context: Any, model_id: str | None) -> None:
+        """Work for a collector, as whoever initialised this has prepared it."""
+        if model_id is not None and model_id != self.model_id:
+            raise ValueError(f"this scheme was initialised for {self.model_id!r}, and is given as that of {model_id!r}")
+        if context.num_workers != len(self._channels):
+            raise ValueError(
+                f"this scheme was initialised for {len(self._channels)} workers (num_workers, devices or params_map), "
+                f"and the collector has {context.num_workers}"
+            )
+        self._context = weakref.ref(context)
+        self._lock = getattr(context, "lock", self._lock)
+
     def set_source(self, source: Any) -> None:
-        """Whose weights are sent where none are given: a module's, which is not kept alive by this, or these."""
+        """Whose weights are sent where none are given: a module's, which is not kept alive by this, or these.
+
+        Raises:
+            ValueError: it was initialised with another model, and works for a collector of this one.
+        """
+        given = self._source()
+        if self._context is not None and given is not None:
+            if source is None:
+                return
+            if isinstance(given, torch.nn.Module) and given is not source:
+                raise ValueError("this scheme was initialised with another model than the collector's policy")
         if isinstance(source, torch.nn.Module):  # its owner may let go of it
             self._model = weakref.ref(source)
         else:
@@ -269,41 +357,34 @@ class WeightSyncScheme:
             self.finish()
 
     def _publish_to(self, workers: Sequence[int], weights: dict[str, torch.Tensor], version: int | None) -> None:
-        self._keep_for_others(workers)
+        self._publications.begin(workers, self._published)
         self._publish(weights)
-        self._sequence += 1
+        self._publications.end(workers, version)
         for worker in workers:
-            self._last[worker] = self._sequence, version
             self._post_to(worker, version)
-
-    def _keep_for_others(self, workers: Sequence[int]) -> None:
-        """Before something is published that is not for all: copy what the others would need if they started again."""
-        needed = {sequence for worker, (sequence, _) in self._last.items() if worker not in workers}
-        if self._sequence in needed:
-            self._kept[self._sequence] = self._published()
-        self._kept = {sequence: weights for sequence, weights in self._kept.items() if sequence in needed}
 
     @ctrl_c_waits
     def resend(self, worker: int) -> None:
         """Give a worker that has just started what its predecessor was sent last, and wait for it alone."""
         with self._lock:
-            if worker not in self._last:
+            last = self._publications.last_of(worker)
+            if last is None:
                 return
-            sequence, version = self._last[worker]
-            if sequence == self._sequence:
+            number, version = last
+            if number == self._publications.number:
                 self._post_to(worker, version)
             else:
                 self.finish()  # what is published now may still be read
-                self._publish_to([worker], self._kept[sequence], version)
+                self._publish_to([worker], self._publications.kept(number), version)
             self._await([worker])
 
     def _post_to(self, worker: int, version: int | None) -> None:
-        self._owed.expect(worker, self._sequence)
-        context = self._get_context()
+        self._owed.expect(worker, self._publications.number)
+        context = self.context
         try:
             if context is not None:  # first, since a pipe holds only so much until somebody reads
                 context.wake_worker(worker, self.model_id)
-            self._post(worker, self._channels[worker], self._sequence, version)
+            self._post(worker, self._channels[worker], self._publications.number, version)
         except OSError:  # it is dead: found out when its answer is waited for
             pass
 
@@ -321,9 +402,6 @@ class WeightSyncScheme:
                 raise ValueError(f"there is no worker {worker}; there are {len(self._channels)}, counted from 0")
         return chosen
 
-    def _get_context(self) -> Any:
-        return None if self._context is None else self._context()
-
     @ctrl_c_waits
     def finish(self) -> None:
         """Wait until all workers have applied what they were sent."""
@@ -335,7 +413,7 @@ class WeightSyncScheme:
 
     def _await(self, workers: Sequence[int] | None) -> None:
         """Wait for the answers of these workers; None for all that were sent something."""
-        self._owed.wait(workers, self.timeout_s, self._get_context())
+        self._owed.wait(workers, self.timeout_s, self.context)
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -358,7 +436,7 @@ class WeightSyncScheme:
         try:
             for model in self._models():
                 self.strategy.apply_weights(model, weights)
-            context = self._get_context()
+            context = self.context
             if context is not None and hasattr(context, "weights_applied"):
                 context.weights_applied(self.model_id, version)
         except Exception as error:
@@ -369,11 +447,18 @@ class WeightSyncScheme:
         channel.send("applied", sequence)
         return weights
 
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Apply weights to the receiver's model, as if they had been received; see ``WeightStrategy.apply_weights``."""
+        if self._role != "receiver":
+            raise RuntimeError("apply_weights: this scheme is no receiver; call init_on_receiver first")
+        for model in self._models():
+            self.strategy.apply_weights(model, weights, inplace)
+
     def _models(self) -> list[Any]:
         model = self._source()
         if model is not None:
             return [model]
-        context = self._get_context()
+        context = self.context
         if context is None:
             raise RuntimeError("receive: the model that weights are for is gone")
         if hasattr(context, "get_models"):
