@@ -33,7 +33,7 @@ _DOCTESTS_WITH_PROCESSES = {
         "collectors.multi_async",
         "collectors.multi_sync",
         "envs.parallel",
-        "modules.inference.process_server",
+        "modules.inference_server.process_server",
     )
 }
 

@@ -77,7 +77,10 @@ MUTATIONS = [
     Mutation("data/prioritized.py", "(priority + self.eps) ** self.alpha", "priority + self.eps", "test_data.py"),
     # Answers go to other clients.
     Mutation(
-        "modules/inference/loop.py", "zip(group, answers,", "zip(group, answers[::-1],", "test_inference_server.py"
+        "modules/inference_server/loop.py",
+        "zip(group, answers,",
+        "zip(group, answers[::-1],",
+        "test_inference_server.py",
     ),
     # Frames of a dataset are put in the wrong order.
     Mutation("cli/writer.py", "to[env] += count", "pass", "cli/test_cli_workers.py"),

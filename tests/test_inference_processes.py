@@ -216,20 +216,22 @@ def test_an_answer_for_who_is_gone_does_not_reach_the_next_one_in_its_slot() -> 
         client(observed())
         was_called.clear()
         may_go.clear()
-        future = client.submit(observed())
+        gone = client._free_connection()  # type: ignore[attr-defined]
+        gone.ask(observed(), waits=False)
         assert was_called.wait(5)
-        future._pending._lane.close()  # type: ignore[attr-defined]
+        gone.close()
         assert wait_until(lambda: len(server.transport._free) == 1)  # type: ignore[attr-defined]
-        following = pickle.loads(pickle.dumps(client)).submit(observed())
+        successor = pickle.loads(pickle.dumps(client))._free_connection()
+        successor.ask(observed(), waits=False)
         assert wait_until(lambda: len(server.transport._free) == 0)  # type: ignore[attr-defined]
         may_go.set()
-        following.result(5)
-        successor = following._pending  # type: ignore[attr-defined]
+        assert successor.wait(5)
+        successor.take()
         for _ in range(3):
             asked = observed()
-            successor._lane.ask(asked, waits=True)
-            assert successor._lane.wait(5)
-            assert torch.equal(successor._lane.take()[1][0], asked["observation"] * 2)
+            successor.ask(asked, waits=True)
+            assert successor.wait(5)
+            assert torch.equal(successor.take()[1][0], asked["observation"] * 2)
 
 
 def test_a_client_that_is_stopped_holds_up_nobody() -> None:
@@ -282,7 +284,13 @@ def test_a_server_in_its_own_process(transport: str) -> None:
     client = server.client()
     with pytest.raises(ServerClosed, match="not started"):
         client(observed())
-    assert server.health() == {"alive": False, "serving": False, "pid": None, "exitcode": None}
+    assert server.health() == {
+        "process_alive": False,
+        "alive": False,
+        "serving": False,
+        "pid": None,
+        "exitcode": None,
+    }
     with server:
         assert server.health()["serving"]
         with pytest.raises(RuntimeError, match="started before"):
@@ -303,7 +311,8 @@ def test_a_server_in_its_own_process(transport: str) -> None:
         with pytest.raises(ValueError, match="none here to take weights from"):
             server.update_policy_weights_()
         assert server.stats()["requests"] == 2
-    assert server.health() == {"alive": False, "serving": False, "pid": server.pid, "exitcode": 0}
+    ended = {"process_alive": False, "alive": False, "serving": False, "pid": server.pid, "exitcode": 0}
+    assert server.health() == ended
     server.shutdown()
     with pytest.raises(InferenceError):
         client(observed())

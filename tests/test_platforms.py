@@ -278,10 +278,10 @@ def test_a_semaphore_of_threads_counts() -> None:
 def test_a_server_of_its_own_process_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     become_arm(monkeypatch)
     with ProcessInferenceServer(lambda: lambda observation: observation * 2) as server:
-        assert server._transport == "mp"
+        assert server.transport_kind == "process"
         assert server.client()(TensorDict(observation=torch.ones(2)))["action"].tolist() == [2, 2]
     monkeypatch.undo()
-    assert ProcessInferenceServer(deterministic)._transport == "slots"
+    assert ProcessInferenceServer(deterministic).transport_kind == "process_slot"
 
 
 # -- Linux, with a Python that was built for an old C library: conda's, uv's -----------------------------------------

@@ -22,6 +22,7 @@ from swath.data.trajectories import split_trajectories
 from swath.modules.random_policy import RandomPolicy
 from swath.weight_update.updaters import (
     MultiProcessedWeightUpdater,
+    RayWeightUpdater,
     RemoteModuleWeightUpdater,
     VanillaWeightUpdater,
     WeightUpdaterBase,
@@ -42,6 +43,7 @@ __all__ = [
     "MultiaSyncDataCollector",
     "ProfileConfig",
     "RandomPolicy",
+    "RayWeightUpdater",
     "RemoteModuleWeightUpdater",
     "SyncDataCollector",
     "VanillaWeightUpdater",

@@ -285,7 +285,7 @@ class MultiCollector(WorkerBatches):
     def _halves_for(self, worker: int) -> dict[str, WeightSyncScheme]:
         halves = {}
         for model_id, scheme in self._schemes.items():
-            if worker not in scheme._worker_ends:  # it was used by a worker that is gone
+            if not scheme.is_waited_for(worker):  # it was used by a worker that is gone
                 scheme.replace_worker(worker)
             halves[model_id] = scheme.for_worker(worker)
         return halves

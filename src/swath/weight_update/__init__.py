@@ -1,5 +1,7 @@
 """How weights get from a trainer to the workers that collect."""
 
+from swath.weight_update.backends import WeightSyncBackend
+from swath.weight_update.context import TransportBackend
 from swath.weight_update.nodes import (
     DistributedWeightSyncScheme,
     NodeWeightSyncScheme,
@@ -7,7 +9,7 @@ from swath.weight_update.nodes import (
     RPCWeightSyncScheme,
 )
 from swath.weight_update.processes import MultiProcessWeightSyncScheme, NoWeightSyncScheme
-from swath.weight_update.scheme import TransportBackend, WeightSyncScheme
+from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.shared_memory import SharedMemWeightSyncScheme
 from swath.weight_update.strategy import WeightStrategy
 
@@ -21,5 +23,6 @@ __all__ = [
     "SharedMemWeightSyncScheme",
     "TransportBackend",
     "WeightStrategy",
+    "WeightSyncBackend",
     "WeightSyncScheme",
 ]

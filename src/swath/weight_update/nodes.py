@@ -13,6 +13,7 @@ import torch
 from swath.errors import WeightSyncError
 from swath.process.ctrl_c import ctrl_c_waits, interruptible
 from swath.weight_update.scheme import WeightSyncScheme
+from swath.weight_update.strategy import WeightStrategy
 
 
 class NodeWeightSyncScheme(WeightSyncScheme):
@@ -20,7 +21,26 @@ class NodeWeightSyncScheme(WeightSyncScheme):
 
     Args:
         strategy, sync, timeout_s: see ``WeightSyncScheme``.
+        timeout: another name of ``timeout_s``.
+        backend: accepted for compatibility ("gloo", or None): what carries weights is the collector's own
+            ``backend=``.
     """
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        *,
+        sync: bool = True,
+        timeout_s: float | None = None,
+        timeout: float | None = None,
+        backend: str | None = None,
+    ) -> None:
+        if backend not in (None, "gloo"):
+            raise ValueError(
+                f"{type(self).__name__}: weights travel as the collector's batches do; give backend={backend!r} to the "
+                "collector"
+            )
+        super().__init__(strategy, sync=sync, timeout_s=timeout if timeout_s is None else timeout_s)
 
     def _start_over(self) -> None:
         super()._start_over()
@@ -45,14 +65,14 @@ class NodeWeightSyncScheme(WeightSyncScheme):
     def _send(self, weights: Any, worker_ids: Any, version: int | None) -> None:
         """For users who call ``send`` themselves: as if the collector had been asked."""
         nodes = None if worker_ids is None else [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-        self._get_context().update_policy_weights_(weights=weights, model_id=self.model_id, worker_ids=nodes)
+        self.context.update_policy_weights_(weights=weights, model_id=self.model_id, worker_ids=nodes)
 
     @ctrl_c_waits
     def send_to(self, tensors: Mapping[str, torch.Tensor], nodes: Sequence[int] | None, version: int) -> None:
         """Pack once, send to these nodes (all by default)."""
         with self._lock:
             self.finish()
-            context = self._get_context()
+            context = self.context
             shared = context.share_weights(tensors)
             for node in range(context.num_workers) if nodes is None else nodes:
                 self._post(node, shared, version)
@@ -61,7 +81,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
 
     def _post(self, node: int, shared: Any, version: int) -> None:  # type: ignore[override]
         self._last_sent[node] = shared, version
-        posted = self._get_context().post_weights(node, shared, version, self.model_id)
+        posted = self.context.post_weights(node, shared, version, self.model_id)
         if posted is not None:
             self._under_way[node] = posted
 
@@ -76,7 +96,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
         self._under_way.pop(worker, None)
         if worker in self._last_sent:
             shared, version = self._last_sent[worker]
-            posted = self._get_context().post_weights(worker, shared, version, self.model_id)
+            posted = self.context.post_weights(worker, shared, version, self.model_id)
             if posted is not None:
                 self._wait(worker, posted[0])
 
@@ -96,7 +116,7 @@ class NodeWeightSyncScheme(WeightSyncScheme):
             except Exception as error:
                 self._under_way.pop(node, None)
                 try:
-                    self._get_context().weights_failed(node, incarnation, error)
+                    self.context.weights_failed(node, incarnation, error)
                 except Exception as raised:  # after all were heard: what is sent next is not to be blamed for it
                     failure = failure or raised
             else:

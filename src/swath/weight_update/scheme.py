@@ -21,55 +21,22 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
-from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swath.errors import WeightSyncError
-from swath.process.channel import Channel, pack, unpack
-from swath.process.ctrl_c import ctrl_c_waits, wait
+from swath.process.channel import Channel, pack
+from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.memory import require_descriptors
+from swath.weight_update.acknowledgements import Acknowledgements
+from swath.weight_update.publications import Publications
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
 
+if TYPE_CHECKING:
+    from swath.weight_update.backends import WeightSyncBackend
+
 DEFAULT_TIMEOUT_S = 120.0
-_LOOK_EVERY_S = 0.2
-
-
-class SenderContext(Protocol):
-    """What a scheme needs of the collector on the trainer's side."""
-
-    #: Held while weights are sent.
-    lock: Any
-
-    def wake_worker(self, worker: int, model_id: str) -> None:
-        """Let the worker wait for weights of this model, which are about to be posted."""
-        ...
-
-    def worker_sentinel(self, worker: int) -> int:
-        """Ready when the worker's process has ended."""
-        ...
-
-    def worker_answered(self, worker: int) -> None:
-        """The worker has applied what it was woken for."""
-        ...
-
-    def look_at_workers(self, workers: Sequence[int]) -> None:
-        """End those that hang, where a limit was given."""
-        ...
-
-    def worker_gone(self, worker: int) -> None:
-        """The worker's process has ended: raise, or start another one with the newest weights."""
-        ...
-
-
-class TransportBackend(Protocol):
-    """What carries the weights to one worker."""
-
-    def send_weights(self, weights: Any, version: int | None) -> None: ...
-
-    def receive_weights(self, timeout: float | None = None) -> tuple[Any, int | None] | None: ...
 
 
 class WeightSyncScheme:
@@ -102,17 +69,72 @@ class WeightSyncScheme:
         self._worker_idx: int | None = None
         self._channels: dict[int, Channel] = {}
         self._worker_ends: dict[int, Connection] = {}
-        #: Workers that have not acknowledged, and the number of what they were sent: those that are waited for, and
-        #: those that were not in time, and may read it yet.
-        self._unanswered: dict[int, int] = {}
-        self._late: dict[int, int] = {}
-        self._sequence = 0
-        #: Which publication each worker was sent last, with its version.
-        self._last: dict[int, tuple[int, int | None]] = {}
-        #: Publications that some worker has last and that are not in the buffer any more.
-        self._kept: dict[int, Any] = {}
+        self._owed = Acknowledgements(self._channels)
+        self._publications = Publications()
         #: Weights may be sent from several threads.
         self._lock = threading.RLock()
+
+    @classmethod
+    def from_backend(cls, backend: WeightSyncBackend, **kwargs: Any) -> WeightSyncScheme:
+        """The scheme for a way of deployment, made with these arguments.
+
+        >>> from swath.weight_update import WeightSyncScheme
+        >>> WeightSyncScheme.from_backend("multiprocessing", sync=False)
+        MultiProcessWeightSyncScheme(model_id=None, not initialised)
+        """
+        from swath.weight_update.backends import scheme_kind  # which knows all kinds, and they this one
+
+        return scheme_kind(backend)(**kwargs)
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Any:
+        """The collector, or server, that it works for; None: for nobody, or it is gone."""
+        return None if self._context is None else self._context()
+
+    @property
+    def model(self) -> Any:
+        """The model whose weights are sent, or that gets them."""
+        model = self._source()
+        if model is None and self._role == "receiver" and hasattr(self.context, "get_model"):
+            return self.context.get_model(self.model_id)
+        return model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.set_source(model)
+
+    @property
+    def weights(self) -> Any:
+        """A copy of the model's weights, as ``strategy`` has them; None without a model."""
+        model = self.model
+        return None if model is None else self.strategy.extract_weights(model)
+
+    @property
+    def worker_idx(self) -> int | None:
+        """Which receiver it is."""
+        return self._worker_idx
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        return self._role == "sender"
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        return self._role == "receiver"
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        return self._role == "sender" and self._connected
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        return self._role == "receiver" and self._connected
+
+    def __repr__(self) -> str:
+        state = "not initialised" if self._role is None else f"{self._role}{', connected' if self._connected else ''}"
+        return f"{type(self).__name__}(model_id={self.model_id!r}, {state})"
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
@@ -131,8 +153,12 @@ class WeightSyncScheme:
         """Prepare to send; nothing is sent yet.
 
         Give either ``context`` (a collector) or what is to be sent (``model`` or ``weights``) and to how many
-        (``num_workers``, or one entry of ``devices`` or ``params_map`` for each).
+        (``num_workers``, or one entry of ``devices`` or ``params_map`` for each). A collector takes a scheme that was
+        initialised for as many workers as it has.
         """
+        if self._role == "sender" and context is not None and self._context is None and not self._connected:
+            self._adopt(context, model_id)
+            return
         if self._role is not None:
             raise RuntimeError(f"this scheme is a {self._role} already; make another one")
         if context is not None and any(x is not None for x in (weights, model, devices, params_map, device_map_fn)):
@@ -151,12 +177,35 @@ class WeightSyncScheme:
             num_workers = len(counted)
         if params_map is not None and weights is None and model is None:
             weights = next(iter(params_map.values()))
-        self._set_source(model if model is not None else weights)
+        self.set_source(model if model is not None else weights)
         self._role = "sender"
         for worker in range(int(num_workers or 0)):
             self.replace_worker(worker)
 
-    def _set_source(self, source: Any) -> None:
+    def _adopt(self, context: Any, model_id: str | None) -> None:
+        """Work for a collector, as whoever initialised this has prepared it."""
+        if model_id is not None and model_id != self.model_id:
+            raise ValueError(f"this scheme was initialised for {self.model_id!r}, and is given as that of {model_id!r}")
+        if context.num_workers != len(self._channels):
+            raise ValueError(
+                f"this scheme was initialised for {len(self._channels)} workers (num_workers, devices or params_map), "
+                f"and the collector has {context.num_workers}"
+            )
+        self._context = weakref.ref(context)
+        self._lock = getattr(context, "lock", self._lock)
+
+    def set_source(self, source: Any) -> None:
+        """Whose weights are sent where none are given: a module's, which is not kept alive by this, or these.
+
+        Raises:
+            ValueError: it was initialised with another model, and works for a collector of this one.
+        """
+        given = self._source()
+        if self._context is not None and given is not None:
+            if source is None:
+                return
+            if isinstance(given, torch.nn.Module) and given is not source:
+                raise ValueError("this scheme was initialised with another model than the collector's policy")
         if isinstance(source, torch.nn.Module):  # its owner may let go of it
             self._model = weakref.ref(source)
         else:
@@ -170,12 +219,15 @@ class WeightSyncScheme:
         end = self._worker_ends.pop(worker, None)
         if end is not None:
             end.close()
-        self._unanswered.pop(worker, None)
-        self._late.pop(worker, None)
+        self._owed.forget(worker)
         require_descriptors(2, f"connect worker {worker} for weights")
         ours, theirs = Pipe(duplex=True)
         self._channels[worker] = Channel(ours)
         self._worker_ends[worker] = theirs
+
+    def is_waited_for(self, worker: int) -> bool:
+        """Whether there is a connection for a worker that no worker has had yet."""
+        return worker in self._worker_ends
 
     def for_worker(self, worker: int) -> WeightSyncScheme:
         """The half that goes to one worker."""
@@ -228,7 +280,7 @@ class WeightSyncScheme:
         self.model_id = model_id or "policy"
         self._context = None if context is None else weakref.ref(context)
         if model is not None:
-            self._set_source(model)
+            self.set_source(model)
         self._worker_idx = worker_idx
         self._role = "receiver"
 
@@ -254,7 +306,7 @@ class WeightSyncScheme:
         self._worker_idx = worker_idx if worker_idx is not None else self._worker_idx
         if self._worker_idx not in self._worker_ends:
             raise ValueError(f"connect: this scheme has no connection for worker {self._worker_idx}")
-        self._channels = {self._worker_idx: Channel(self._worker_ends[self._worker_idx])}
+        self._channels[self._worker_idx] = Channel(self._worker_ends[self._worker_idx])
         self._connected = True
         if self._context is None:
             self.receive(timeout=self.timeout_s)
@@ -289,7 +341,7 @@ class WeightSyncScheme:
             self._send(weights, worker_ids, version)
 
     def _send(self, weights: Any, worker_ids: int | Iterable[int] | None, version: int | None) -> None:
-        workers = self._addressed(worker_ids)
+        workers = self.addressed(worker_ids)
         source = weights if weights is not None else self._source()
         if source is None:
             raise RuntimeError("send: there are no weights to send; give them, or a model in init_on_sender")
@@ -305,45 +357,43 @@ class WeightSyncScheme:
             self.finish()
 
     def _publish_to(self, workers: Sequence[int], weights: dict[str, torch.Tensor], version: int | None) -> None:
-        self._keep_for_others(workers)
+        self._publications.begin(workers, self._published)
         self._publish(weights)
-        self._sequence += 1
+        self._publications.end(workers, version)
         for worker in workers:
-            self._last[worker] = self._sequence, version
             self._post_to(worker, version)
-
-    def _keep_for_others(self, workers: Sequence[int]) -> None:
-        """Before something is published that is not for all: copy what the others would need if they started again."""
-        needed = {sequence for worker, (sequence, _) in self._last.items() if worker not in workers}
-        if self._sequence in needed:
-            self._kept[self._sequence] = self._published()
-        self._kept = {sequence: weights for sequence, weights in self._kept.items() if sequence in needed}
 
     @ctrl_c_waits
     def resend(self, worker: int) -> None:
         """Give a worker that has just started what its predecessor was sent last, and wait for it alone."""
         with self._lock:
-            if worker not in self._last:
+            last = self._publications.last_of(worker)
+            if last is None:
                 return
-            sequence, version = self._last[worker]
-            if sequence == self._sequence:
+            number, version = last
+            if number == self._publications.number:
                 self._post_to(worker, version)
             else:
                 self.finish()  # what is published now may still be read
-                self._publish_to([worker], self._kept[sequence], version)
+                self._publish_to([worker], self._publications.kept(number), version)
             self._await([worker])
 
     def _post_to(self, worker: int, version: int | None) -> None:
-        self._unanswered[worker] = self._sequence
-        context = self._get_context()
+        self._owed.expect(worker, self._publications.number)
+        context = self.context
         try:
             if context is not None:  # first, since a pipe holds only so much until somebody reads
                 context.wake_worker(worker, self.model_id)
-            self._post(worker, self._channels[worker], self._sequence, version)
+            self._post(worker, self._channels[worker], self._publications.number, version)
         except OSError:  # it is dead: found out when its answer is waited for
             pass
 
-    def _addressed(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+    def addressed(self, worker_ids: int | Iterable[int] | None) -> list[int]:
+        """The workers that ``send`` would reach.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
         if worker_ids is None:
             return sorted(self._channels)
         chosen = [worker_ids] if isinstance(worker_ids, int) else list(dict.fromkeys(worker_ids))
@@ -351,9 +401,6 @@ class WeightSyncScheme:
             if worker not in self._channels:
                 raise ValueError(f"there is no worker {worker}; there are {len(self._channels)}, counted from 0")
         return chosen
-
-    def _get_context(self) -> Any:
-        return None if self._context is None else self._context()
 
     @ctrl_c_waits
     def finish(self) -> None:
@@ -365,76 +412,8 @@ class WeightSyncScheme:
         self._await(None)
 
     def _await(self, workers: Sequence[int] | None) -> None:
-        """Wait for the answers of these workers; None for all that were sent something.
-
-        A worker that is lost may be started again in here, which sends weights and waits for them: one loss at a time,
-        and all that was found out before it is found out anew.
-        """
-        deadline = monotonic() + self.timeout_s
-        failures: list[BaseException] = []
-        while waiting := [worker for worker in self._unanswered if workers is None or worker in workers]:
-            left_s = deadline - monotonic()
-            lost = self._take_answers(waiting, max(0.0, left_s), failures)
-            if lost is not None:
-                del self._unanswered[lost]
-                self._lose(lost)
-            elif left_s <= 0 and (late := [worker for worker in waiting if worker in self._unanswered]):
-                raise self._are_late(late)
-        if failures:
-            raise failures[0]
-
-    def _take_answers(self, waiting: Sequence[int], left_s: float, failures: list[BaseException]) -> int | None:
-        """Wait a moment, and take what was answered; the number of a worker that will not answer any more."""
-        context = self._get_context()
-        channels = {self._channels[worker].connection: worker for worker in waiting}
-        sentinels = {} if context is None else {context.worker_sentinel(worker): worker for worker in waiting}
-        if -1 in sentinels:  # nothing is left of it
-            return sentinels[-1]
-        ready = wait([*channels, *sentinels], timeout=left_s if context is None else min(left_s, _LOOK_EVERY_S))
-        if not ready and context is not None:
-            context.look_at_workers(waiting)
-        lost: int | None = None
-        for entry in ready:
-            worker = channels.get(entry)  # type: ignore[call-overload]
-            if worker is not None and not self._take_answer(worker, failures):
-                lost = worker
-        for entry in ready:
-            worker = sentinels.get(entry)  # type: ignore[call-overload]
-            if worker in self._unanswered:
-                lost = worker
-        return lost
-
-    def _take_answer(self, worker: int, failures: list[BaseException]) -> bool:
-        """False: it has hung up."""
-        try:
-            kind, sequence, *details = self._channels[worker].receive()
-        except (EOFError, OSError):
-            return False
-        for owed in (self._unanswered, self._late):
-            if owed.get(worker, sequence + 1) <= sequence:
-                del owed[worker]
-        context = self._get_context()
-        if context is not None:
-            context.worker_answered(worker)
-        if kind == "failed":
-            failures.append(unpack(details[0], worker, f"worker {worker}, while it applied weights"))
-        return True
-
-    def _lose(self, worker: int) -> None:
-        context = self._get_context()
-        if context is None:
-            raise WeightSyncError(f"worker {worker} is gone; it did not apply the weights")
-        context.worker_gone(worker)  # or about to be: raises, or starts another one
-
-    def _are_late(self, workers: Sequence[int]) -> WeightSyncError:
-        for worker in workers:
-            self._late[worker] = self._unanswered.pop(worker)
-        names = ", ".join(map(str, sorted(workers)))
-        return WeightSyncError(
-            f"worker{'s' if len(workers) > 1 else ''} {names} did not apply the weights within {self.timeout_s:g} s; a "
-            "step of the env may take longer than that (timeout_s=), or it hangs (step_timeout_s= of the collector "
-            "finds out)"
-        )
+        """Wait for the answers of these workers; None for all that were sent something."""
+        self._owed.wait(workers, self.timeout_s, self.context)
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -457,7 +436,7 @@ class WeightSyncScheme:
         try:
             for model in self._models():
                 self.strategy.apply_weights(model, weights)
-            context = self._get_context()
+            context = self.context
             if context is not None and hasattr(context, "weights_applied"):
                 context.weights_applied(self.model_id, version)
         except Exception as error:
@@ -468,11 +447,18 @@ class WeightSyncScheme:
         channel.send("applied", sequence)
         return weights
 
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Apply weights to the receiver's model, as if they had been received; see ``WeightStrategy.apply_weights``."""
+        if self._role != "receiver":
+            raise RuntimeError("apply_weights: this scheme is no receiver; call init_on_receiver first")
+        for model in self._models():
+            self.strategy.apply_weights(model, weights, inplace)
+
     def _models(self) -> list[Any]:
         model = self._source()
         if model is not None:
             return [model]
-        context = self._get_context()
+        context = self.context
         if context is None:
             raise RuntimeError("receive: the model that weights are for is gone")
         if hasattr(context, "get_models"):
@@ -488,7 +474,9 @@ class WeightSyncScheme:
             channel.close()
         for end in self._worker_ends.values():
             end.close()
-        self._channels, self._worker_ends, self._unanswered = {}, {}, {}
+        self._channels.clear()
+        self._worker_ends.clear()
+        self._owed.clear()
 
     def __del__(self) -> None:
         self.shutdown()

@@ -16,6 +16,7 @@ from swath import platforms
 from swath.process.channel import Channel
 from swath.process.memory import SharedMemory, map_descriptor
 from swath.weight_update.scheme import WeightSyncScheme
+from swath.weight_update.strategy import WeightStrategy
 
 _ALIGNMENT = 64
 
@@ -49,11 +50,18 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     ``per_worker_weights`` is accepted for compatibility: a dict from worker to weights can always be sent.
     """
 
-    def __init__(self, *args: Any, per_worker_weights: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        *,
+        sync: bool = True,
+        timeout_s: float | None = None,
+        per_worker_weights: bool = False,
+    ) -> None:
         platforms.require(
             type(self).__name__, platforms.WORKERS, "use a MultiProcessWeightSyncScheme, which sends them through pipes"
         )
-        super().__init__(*args, **kwargs)
+        super().__init__(strategy, sync=sync, timeout_s=timeout_s)
 
     def _start_over(self) -> None:
         super()._start_over()
@@ -70,7 +78,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
 
     def _publish(self, weights: dict[str, torch.Tensor]) -> None:
         layout = WeightLayout.of(weights)
-        if layout != self._layout or self._late:  # who was not in time may read either slot yet
+        if layout != self._layout or self._owed.is_somebody_late:  # who was not in time may read either slot yet
             self._layout = layout
             self._memory = SharedMemory(2 * layout.slot_bytes)
             self._slots = [layout.views(self._memory.bytes_, slot) for slot in (0, 1)]

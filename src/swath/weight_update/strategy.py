@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.keys import nested
-from swath.weight_update.weights import (
-    apply_weights,
-    flat_weights,
-    has_extra_state,
-    has_state,
-    has_weights,
-    require_exact,
-)
-
-#: Where a module's state dict has what is no tensor of it.
-_EXTRA = "_extra_state"
+from swath.weight_update.extra_state import ENCODED, PLAIN, decode_state, has_extra_state, is_extra, set_extra_states
+from swath.weight_update.weights import apply_weights, flat_weights, has_state, has_weights, require_exact
 
 
 class WeightStrategy:
@@ -45,18 +36,22 @@ class WeightStrategy:
         tensors = {tuple(name.split(".")): value for name, value in flat.items()}
         return TensorDict(nested(tensors), batch_size=[])
 
-    def apply_weights(self, destination: Any, weights: Any) -> None:
-        """Into a module, a transform, or a TensorDict or mapping of the same structure; in place.
+    def apply_weights(self, destination: Any, weights: Any, inplace: bool = True) -> None:
+        """Into a module, a transform, or a TensorDict or mapping of the same structure.
+
+        ``inplace=False`` exchanges a module's, or TensorDict's, tensors for copies of these, whatever shapes they have.
 
         Raises:
             KeyError, ValueError: structures, shapes or dtypes do not fit.
         """
-        if has_state(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
-            destination.load_state_dict(_copied({tuple(n.split(".")): t for n, t in flat_weights(weights).items()}))
+        if not inplace:
+            _exchange(destination, weights)
             return
-        if has_extra_state(destination) and any(_EXTRA in name.split(".") for name in flat_weights(weights)):
-            extra: Any = _copied({_around_extra(n): t for n, t in flat_weights(weights).items()})
-            destination.load_state_dict(extra)
+        if has_state(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
+            destination.load_state_dict(_as_state(weights, lambda name: tuple(name.split("."))))
+            return
+        if has_extra_state(destination) and _is_whole_state(destination, weights):
+            destination.load_state_dict(_as_state(weights, _around_extra))
             return
         if has_weights(destination) and not isinstance(destination, (TensorDictBase, Mapping)):
             apply_weights(destination, weights)
@@ -79,9 +74,44 @@ class WeightStrategy:
                 own[name].copy_(value)
 
 
-def _copied(tensors: Mapping[tuple[str, ...], torch.Tensor]) -> dict[str, Any]:
+def _exchange(destination: Any, weights: Any) -> None:
+    flat = flat_weights(weights)
+    if isinstance(destination, TensorDictBase):
+        paths = {tuple(name.split(".")): value.detach().clone() for name, value in flat.items()}
+        destination.update(TensorDict(nested(paths), batch_size=destination.batch_size))
+        return
+    if not isinstance(destination, torch.nn.Module):
+        raise ValueError(f"inplace=False is for modules and TensorDicts, not for {type(destination).__name__}")
+    tensors = {name: value for name, value in flat.items() if not is_extra(name)}
+    own = {**dict(destination.named_parameters()), **dict(destination.named_buffers())}
+    unknown = [name for name in tensors if name not in own]
+    if unknown:
+        raise KeyError(f"these weights do not fit: {type(destination).__name__} has no {unknown[0]!r}")
+    for name, value in tensors.items():
+        owner, _, attribute = name.rpartition(".")
+        new = value.detach().clone()
+        if isinstance(own[name], torch.nn.Parameter):
+            new = torch.nn.Parameter(new, requires_grad=own[name].requires_grad)
+        setattr(destination.get_submodule(owner), attribute, new)
+    set_extra_states(destination, flat)
+
+
+def _is_whole_state(module: torch.nn.Module, weights: Any) -> bool:
+    """Whether weights are all that a module's state dict has, its extra state among it."""
+    names = list(flat_weights(weights))
+    own = {name for name in module.state_dict() if not is_extra(name)}
+    return any(map(is_extra, names)) and own == {name for name in names if not is_extra(name)}
+
+
+def _as_state(weights: Any, path_of: Callable[[str], tuple[str, ...]]) -> Any:
     """By path, as dicts in dicts; whoever loads them may keep them, and what they were sent in is written again."""
-    return nested({path: tensor.detach().clone() for path, tensor in tensors.items()})
+    state: dict[tuple[str, ...], Any] = {}
+    for name, value in flat_weights(weights).items():
+        if name.rpartition(".")[2] == ENCODED:
+            state[path_of(name.removesuffix(ENCODED) + PLAIN)] = decode_state(value)
+        else:
+            state[path_of(name)] = value.detach().clone()
+    return nested(state)
 
 
 def _around_extra(name: str) -> tuple[str, ...]:
@@ -90,5 +120,5 @@ def _around_extra(name: str) -> tuple[str, ...]:
     >>> _around_extra("norm._extra_state.loc.-|-.observation"), _around_extra("net.0.weight")
     (('norm._extra_state', 'loc.-|-.observation'), ('net.0.weight',))
     """
-    before, found, behind = name.partition(f"{_EXTRA}.")
-    return (before + _EXTRA, behind) if found else (name,)
+    before, found, behind = name.partition(f"{PLAIN}.")
+    return (before + PLAIN, behind) if found else (name,)

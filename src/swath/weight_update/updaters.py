@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from swath.integrations.ray import import_ray
 from swath.weight_update.strategy import WeightStrategy
 
 
@@ -156,6 +158,113 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
 
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any = None) -> None:
         self.collector.send_weights(server_weights, worker_id)
+
+
+class _NodesWeightUpdater(WeightUpdaterBase):
+    """For the nodes of a distributed collector, which must be registered (``register_collector``).
+
+    Args:
+        policy_weights: what is sent where nothing is given; by default the weights of the collector's policy.
+        max_interval: a node gets weights with one of so many calls, and one more, only.
+    """
+
+    def __init__(self, policy_weights: Any = None, max_interval: int = 0) -> None:
+        super().__init__()
+        self.policy_weights = policy_weights
+        self.max_interval = max(0, max_interval)
+        self._calls_since: Counter[Any] = Counter()
+
+    def _get_server_weights(self) -> Any:
+        return super()._get_server_weights() if self.policy_weights is None else self.policy_weights
+
+    def all_worker_ids(self) -> Iterable[int]:
+        return range(self.collector.num_workers)
+
+    def _skip_update(self, worker_id: Any) -> bool:
+        self._calls_since[worker_id] += 1
+        if self._calls_since[worker_id] <= self.max_interval:
+            return True
+        self._calls_since[worker_id] = 0
+        return False
+
+    def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        server_weights = self._get_server_weights() if policy_or_weights is None else policy_or_weights
+        asked = self.all_worker_ids() if worker_ids is None else worker_ids
+        chosen = [node for node in ([asked] if isinstance(asked, int) else asked) if not self._skip_update(node)]
+        if chosen:
+            self._send(self._maybe_map_weights(server_weights), chosen)
+        for hook in self._post_hooks:
+            hook()
+
+    __call__ = push_weights
+
+    def _send(self, weights: Any, nodes: list[int]) -> None:
+        self.collector.send_weights(weights, nodes)  # all at the same time
+
+
+class RayWeightUpdater(_NodesWeightUpdater):
+    """For a ``RayCollector``; or for actors with ``update_policy_weights_``.
+
+    Args:
+        policy_weights: what is sent where nothing is given; by default the weights of the collector's policy.
+        remote_collectors: handles of actors, instead of a collector that is registered.
+        max_interval: a node gets weights with one of so many calls, and one more, only.
+    """
+
+    def __init__(self, policy_weights: Any = None, remote_collectors: Any = None, max_interval: int = 0) -> None:
+        super().__init__(policy_weights, max_interval)
+        self.remote_collectors = remote_collectors
+
+    def all_worker_ids(self) -> Iterable[int]:
+        return super().all_worker_ids() if self.remote_collectors is None else range(len(self.remote_collectors))
+
+    def _send(self, weights: Any, nodes: list[int]) -> None:
+        if self.remote_collectors is None:
+            super()._send(weights, nodes)
+            return
+        import_ray().get([self.remote_collectors[node].update_policy_weights_.remote(weights) for node in nodes])
+
+
+class DistributedWeightUpdater(_NodesWeightUpdater):
+    """For a ``DistributedCollector``.
+
+    Args:
+        store: None: the collector has connections of its own.
+        policy_weights: what is sent where nothing is given; by default the weights of the collector's policy.
+        num_workers: accepted for compatibility; it is the collector's.
+        sync: True: the collector's scheme says whether to wait (``DistributedWeightSyncScheme(sync=False)``).
+    """
+
+    def __init__(
+        self, store: None = None, policy_weights: Any = None, num_workers: int | None = None, sync: bool = True
+    ) -> None:
+        super().__init__(policy_weights)
+        if store is not None:
+            raise ValueError("DistributedWeightUpdater: leave store out; the collector has connections of its own")
+        if not sync:
+            raise ValueError("give sync=False to the collector's scheme: DistributedWeightSyncScheme(sync=False)")
+
+
+class RPCWeightUpdater(_NodesWeightUpdater):
+    """For an ``RPCCollector``.
+
+    Args:
+        collector_infos, collector_class, collector_rrefs: None: the collector knows its nodes.
+        policy_weights: what is sent where nothing is given; by default the weights of the collector's policy.
+        num_workers: accepted for compatibility; it is the collector's.
+    """
+
+    def __init__(
+        self,
+        collector_infos: None = None,
+        collector_class: None = None,
+        collector_rrefs: None = None,
+        policy_weights: Any = None,
+        num_workers: int | None = None,
+    ) -> None:
+        super().__init__(policy_weights)
+        if not collector_infos is collector_class is collector_rrefs is None:
+            raise ValueError("RPCWeightUpdater: leave collector_infos, _class and _rrefs out; the collector has them")
 
 
 def adopt_updater(updater: Any, collector: Any) -> WeightUpdaterBase | None:

@@ -12,6 +12,15 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from swath.weight_update.extra_state import (
+    ENCODED,
+    PLAIN,
+    encode_state,
+    encoded_states,
+    has_extra_state,
+    is_extra,
+    set_extra_states,
+)
 from swath.weight_update.hidden import HiddenWeights
 
 
@@ -24,14 +33,16 @@ def flat_weights(source: Any) -> dict[str, torch.Tensor]:
     ['0.weight']
     """
     if isinstance(source, nn.Module):
-        return _own_tensors(source)
+        return {**_own_tensors(source), **encoded_states(source)}
     if isinstance(source, TensorDictBase):
         names = {key: key if isinstance(key, str) else ".".join(key) for key in source.keys(True, True)}
         return {name: source.get(key) for key, name in names.items()}
     if isinstance(source, Mapping):
         flat: dict[str, torch.Tensor] = {}
         for name, value in source.items():
-            if isinstance(value, (Mapping, TensorDictBase)):
+            if str(name).rpartition(".")[2] == PLAIN:
+                flat[str(name).removesuffix(PLAIN) + ENCODED] = encode_state("the state dict", value)
+            elif isinstance(value, (Mapping, TensorDictBase)):
                 flat.update({f"{name}.{inner}": tensor for inner, tensor in flat_weights(value).items()})
             elif isinstance(value, np.ndarray):
                 raise TypeError(f"weights are tensors, and {name!r} is an ndarray; give torch.from_numpy(...) of it")
@@ -53,13 +64,6 @@ def has_state(thing: Any) -> bool:
     if callable(thing):
         return False
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def has_extra_state(module: Any) -> bool:
-    """Whether a module has more in its state than tensors: statistics of TorchRL's transforms, say."""
-    return isinstance(module, nn.Module) and any(
-        type(each).get_extra_state is not nn.Module.get_extra_state for each in module.modules()
-    )
 
 
 def weights_for_part(source: Any) -> Any:
@@ -164,9 +168,11 @@ def _of_first_copy(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def apply_weights(policy: Any, source: Any) -> None:
     """Copy weights into a policy, in place; all of them or, on any mismatch, none."""
+    flat = flat_weights(source)
     with torch.no_grad():
-        for own, given in fitting_weights(policy, source):
+        for own, given in fitting_weights(policy, flat):
             own.copy_(given)
+    set_extra_states(policy, flat)
 
 
 def fitting_weights(policy: Any, source: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -190,15 +196,17 @@ def weights_for_copies(policy: Any, source: Any) -> Any:
     own, given = _fitting(policy, source)
     values = {id(own[name]): tensor for name, tensor in given.items()}
     everywhere = {name: values[id(tensor)] for name, tensor in own.items() if id(tensor) in values}
-    return everywhere if len(everywhere) > len(given) else source
+    if len(everywhere) <= len(given):
+        return source
+    return {**everywhere, **{name: state for name, state in flat_weights(source).items() if is_extra(name)}}
 
 
 def _fitting(policy: Any, source: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """A policy's tensors, and what was given for them, by the policy's names."""
     if not has_weights(policy):
         raise TypeError(f"the policy ({type(policy).__name__}) is no nn.Module, so it has no weights to update")
-    own = flat_weights(policy)
-    flat = flat_weights(source)
+    own = _own_tensors(policy)
+    flat = {name: tensor for name, tensor in flat_weights(source).items() if not is_extra(name)}
     given = {name: tensor for name, tensor in flat.items() if isinstance(tensor, torch.Tensor)}
     for name in flat.keys() - given.keys():  # a state dict may have more in it, which is nobody's weight
         if name in own:

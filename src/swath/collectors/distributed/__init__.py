@@ -6,6 +6,7 @@ from swath.collectors.distributed.launchers import DEFAULT_SLURM_CONF, submitit_
 from swath.collectors.distributed.legacy import DistributedDataCollector, DistributedSyncDataCollector
 from swath.collectors.distributed.over_torch import DistributedCollector, DistributedSyncCollector
 from swath.collectors.distributed.ray import RayCollector
+from swath.weight_update.updaters import DistributedWeightUpdater, RPCWeightUpdater
 
 if TYPE_CHECKING:
     from swath.collectors.distributed.rpc import RPCCollector, RPCDataCollector
@@ -16,8 +17,10 @@ __all__ = [
     "DistributedDataCollector",
     "DistributedSyncCollector",
     "DistributedSyncDataCollector",
+    "DistributedWeightUpdater",
     "RPCCollector",
     "RPCDataCollector",
+    "RPCWeightUpdater",
     "RayCollector",
     "submitit_delayed_launcher",
 ]

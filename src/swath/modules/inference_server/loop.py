@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from swath.errors import InferenceError, ServerClosed, ServerDied, add_note, told
-from swath.modules.inference.requests import Answer, Asked
-from swath.modules.inference.served_policy import ServedPolicy
-from swath.modules.inference.stats import ServerStats
-from swath.modules.inference.transport import Transport
+from swath.modules.inference_server.config import InferenceServerConfig
+from swath.modules.inference_server.received_weights import ReceivedWeights
+from swath.modules.inference_server.requests import Answer, Asked, select_keys
+from swath.modules.inference_server.served_policy import ServedPolicy
+from swath.modules.inference_server.stats import ServerStats
+from swath.modules.inference_server.transport import Transport
 
 #: A server without work looks so often whether it is to end.
 _IDLE_S = 0.25
@@ -27,39 +28,25 @@ _GATHER_S_EACH = 0.0002
 _IMPATIENT_BATCHES = 32
 
 
-@dataclass(frozen=True)
-class Batching:
-    """How many rows (the envs of a request, or one) go into a batch.
-
-    ``timeout_s``: how long a request waits for others, if there are fewer than ``min_rows``.
-    """
-
-    max_rows: int = 64
-    min_rows: int = 1
-    timeout_s: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.max_rows < 1 or not 1 <= self.min_rows <= self.max_rows:
-            raise ValueError(
-                f"max_batch_size={self.max_rows} and min_batch_size={self.min_rows}: both must be at least 1, and the "
-                "first not smaller than the second"
-            )
-        if self.timeout_s < 0:
-            raise ValueError(f"timeout must not be negative, got {self.timeout_s}")
-
-
 class ServingLoop:
     """Runs in a thread until ``stop``. Knows nothing of the server that owns it, so that the server can be garbage."""
 
     def __init__(
-        self, policy: ServedPolicy, transport: Transport, batching: Batching, stats: ServerStats, scheme: Any = None
+        self,
+        policy: ServedPolicy,
+        transport: Transport,
+        config: InferenceServerConfig,
+        stats: ServerStats,
+        weights: ReceivedWeights | None = None,
+        shutdown_event: Any = None,
     ) -> None:
         self.policy = policy
         self.transport = transport
         self.stats = stats
-        self._batching = batching
-        self._scheme = scheme
+        self._config = config
+        self._weights = weights
         self._is_stopping = False
+        self._shutdown_event = shutdown_event
         #: Taken from the transport and not answered.
         self._backlog: deque[Asked] = deque()
         #: In the batch that is being answered.
@@ -79,6 +66,8 @@ class ServingLoop:
         torch.set_num_threads(torch.get_num_threads())
         try:
             while not self._is_stopping:
+                if self._shutdown_event is not None and self._shutdown_event.is_set():
+                    break
                 self._receive_weights()
                 batch = self._next_batch()
                 if batch:
@@ -102,18 +91,18 @@ class ServingLoop:
 
     def _next_batch(self) -> list[Asked]:
         backlog, transport = self._backlog, self.transport
-        backlog.extend(transport.drain())
-        if self._batching.min_rows == 1:
+        backlog.extend(transport.take_requests())
+        if self._config.min_batch_size == 1:
             self._gather()
         if not backlog:
-            transport.wait(_IDLE_S if self._scheme is None else _IDLE_WITH_SCHEME_S)
-            backlog.extend(transport.drain())
+            transport.wait(_IDLE_S if self._weights is None else _IDLE_WITH_SCHEME_S)
+            backlog.extend(transport.take_requests())
             if not backlog:
                 return []
-        if self._batching.min_rows > 1:
+        if self._config.min_batch_size > 1:
             self._wait_for_more()
         batch = [backlog.popleft()]
-        room = self._batching.max_rows - batch[0].content.num_rows
+        room = self._config.max_batch_size - batch[0].content.num_rows
         while backlog and backlog[0].content.num_rows <= room:
             batch.append(backlog.popleft())
             room -= batch[-1].content.num_rows
@@ -123,9 +112,9 @@ class ServingLoop:
     def _wait_for_more(self) -> None:
         """Until there are enough rows, the oldest request has waited long enough, or nobody is left who could ask."""
         backlog = self._backlog
-        until = backlog[0].submitted_at + self._batching.timeout_s
+        until = backlog[0].submitted_at + self._config.timeout
         while not self._is_stopping:
-            if sum(request.content.num_rows for request in backlog) >= self._batching.min_rows:
+            if sum(request.content.num_rows for request in backlog) >= self._config.min_batch_size:
                 return
             num_clients = self.transport.num_clients()
             if num_clients is not None and sum(request.waits for request in backlog) >= num_clients:
@@ -134,7 +123,7 @@ class ServingLoop:
             if left_s <= 0:
                 return
             self.transport.wait(left_s)
-            backlog.extend(self.transport.drain())
+            backlog.extend(self.transport.take_requests())
 
     def _gather(self) -> None:
         """Wait a moment for clients that were answered together, and will ask again together.
@@ -145,14 +134,14 @@ class ServingLoop:
         """
         backlog, transport = self._backlog, self.transport
         clients = transport.num_clients()
-        expected = min(clients if clients is not None else self._last_size, self._batching.max_rows)
+        expected = min(clients if clients is not None else self._last_size, self._config.max_batch_size)
         if expected < 2 or len(backlog) >= expected:
             return
         if self._impatient_for:
             self._impatient_for -= 1
             return
         transport.wait_for(expected - len(backlog), _GATHER_S_EACH * expected)
-        backlog.extend(transport.drain())
+        backlog.extend(transport.take_requests())
         if len(backlog) < expected:
             self._impatient_for = _IMPATIENT_BATCHES
 
@@ -176,6 +165,8 @@ class ServingLoop:
         answers: Sequence[Answer] = ()
         try:
             answers = list(self.policy.answer([request.content for request in group]))
+            if self.transport.response_keys is not None:
+                answers = [select_keys(answer, self.transport.response_keys) for answer in answers]
         except Exception as raised:
             error = raised
         except BaseException as ending:  # sys.exit() in a policy ends the server, not its clients
@@ -207,7 +198,7 @@ class ServingLoop:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def _receive_weights(self) -> None:
-        if self._scheme is None:
+        if self._weights is None:
             return
         with self.policy.lock, contextlib.suppress(EOFError, OSError):  # the sender is gone: no more weights
-            self._scheme.receive(timeout=0)
+            self._weights.receive()

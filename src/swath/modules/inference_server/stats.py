@@ -61,7 +61,7 @@ class ServerStats:
             for name, window in (("queue", self._queue_s), ("forward", self._forward_s)):
                 for percent in (50, 95):
                     ms = 1e3 * float(np.percentile(window, percent)) if window else 0.0
-                    read[f"{name}_p{percent}_ms"] = ms
+                    read[f"p{percent}_{name}_ms"] = read[f"{name}_p{percent}_ms"] = ms  # TorchRL's name, and swath's
             if reset:
                 self._restart()
         return read

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tensordict import TensorDictBase
 
 from swath.errors import CannotCopy
-from swath.modules.inference.client import InferenceClient, InferenceFuture
-from swath.modules.inference.requests import Answer, Request, merge, read_content
-from swath.modules.inference.transport import Transport
+from swath.modules.inference_server.client import InferenceClient
+from swath.modules.inference_server.requests import Request, merge, read_content
+from swath.modules.inference_server.transport import Transport
 
 
 class ThreadingTransport(Transport):
     """For clients in the server's own process."""
+
+    transport_kind = "thread"
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,33 +36,25 @@ class ThreadClient(InferenceClient):
     """A client in the server's own process."""
 
     def __init__(self, transport: ThreadingTransport) -> None:
-        self._transport = transport
+        super().__init__(transport)
         # A server that can still be asked is not garbage.
         self._server = None if transport.server is None else transport.server()
         self._is_busy = False
         #: Several threads ask through this one client.
         self.is_shared = False
 
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
         transport = self._transport
         if self._is_busy:
             self.is_shared = True
         self._is_busy = True
-        request = Request(read_content(tensordict, transport.in_keys), waits=True)
+        request = Request(read_content(td, transport.in_keys), waits=True)
         transport.put(request)
         request.wait(None, transport.look)
         self._is_busy = False
-        return merge(tensordict, request.take())
-
-    def submit(self, tensordict: TensorDictBase) -> InferenceFuture:
-        request = Request(read_content(tensordict, self._transport.in_keys, copies=True), waits=False)
-        self._transport.put(request)
-        return InferenceFuture(_Submitted(request, self._transport), tensordict.copy())
+        return merge(td, request.take())
 
     def __copy__(self) -> ThreadClient:
-        return self._transport.client()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ThreadClient:
         return self._transport.client()
 
     def __reduce__(self) -> NoReturn:
@@ -68,18 +62,3 @@ class ThreadClient(InferenceClient):
             "this client of an InferenceServer is for threads of the server's own process; "
             "one that can be sent away is made by a server with transport=SlotTransport(), or MPTransport()"
         )
-
-
-class _Submitted:
-    def __init__(self, request: Request, transport: Transport) -> None:
-        self._request = request
-        self._transport = transport
-
-    def is_done(self) -> bool:
-        return self._request.is_done()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        return self._request.wait(timeout_s, self._transport.look)
-
-    def take(self) -> Answer:
-        return self._request.take()

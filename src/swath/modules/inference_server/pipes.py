@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from time import perf_counter, sleep
 from typing import Any
 
@@ -14,10 +18,12 @@ from tensordict import TensorDictBase
 
 from swath import platforms
 from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied
-from swath.modules.inference.client import InferenceClient, InferenceFuture
-from swath.modules.inference.reception import Address, Reception
-from swath.modules.inference.requests import LOOK_EVERY_S, Answer, Asked, Content, Request, merge, read_content
-from swath.modules.inference.transport import Transport
+from swath.modules.inference_server.client import InferenceClient
+from swath.modules.inference_server.futures import InferenceFuture
+from swath.modules.inference_server.reception import Address, Reception
+from swath.modules.inference_server.requests import Answer, Asked, Content, Request, merge, read_content, wait_looking
+from swath.modules.inference_server.transport import Transport
+from swath.modules.inference_server.waiter_threads import WaiterThreads
 from swath.process.channel import Channel, Packed, pack, unpack
 
 #: Servers have room for so many clients, if nobody says otherwise.
@@ -33,7 +39,7 @@ def no_free_slot(num_slots: int) -> NoFreeSlot:
     )
 
 
-class Lane:
+class RequestConnection:
     """A client's connection, over which one request at a time is under way."""
 
     def __init__(self, address: Address) -> None:
@@ -77,16 +83,10 @@ class Lane:
             return True
 
     def wait(self, timeout_s: float | None) -> bool:
-        deadline = None if timeout_s is None else perf_counter() + timeout_s
-        while True:
-            left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
-            try:
-                if self._channel.connection.poll(max(left_s, 0.0)):  # also at the end of the connection
-                    return True
-            except OSError as error:
-                raise self._gone() from error
-            if deadline is not None and perf_counter() >= deadline:
-                return False
+        try:  # there is something to read also at the end of the connection
+            return wait_looking(self._channel.connection.poll, timeout_s, lambda: None)
+        except OSError as error:
+            raise self._gone() from error
 
     def take(self) -> Answer:
         return self._answer_from(self._receive())
@@ -118,9 +118,11 @@ class ProcessClient(InferenceClient):
     Each request that is under way at the same time, from other threads or by ``submit``, has a connection of its own.
     """
 
-    _lane_type: type[Lane] = Lane
+    _connection_type: type[RequestConnection] = RequestConnection
 
-    def __init__(self, address: Address, server: Any = None) -> None:
+    carries_interaction_type = True
+
+    def __init__(self, address: Address, server: Any = None) -> None:  # needs no transport: it has the address of one
         self._address = address
         # A server that can still be asked is not garbage; in another process there is none.
         self._server = server
@@ -128,38 +130,36 @@ class ProcessClient(InferenceClient):
 
     def _start_over(self) -> None:
         self._pid = os.getpid()
-        self._idle: list[Lane] = []
+        self._idle: list[RequestConnection] = []
+        self._waiters = WaiterThreads("swath-answers")
 
-    def _lane(self) -> Lane:
+    def _free_connection(self) -> RequestConnection:
         if self._pid != os.getpid():  # a forked copy has connections that belong to its parent
             self._start_over()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._lane_type(self._address)
+            return self._connection_type(self._address)
 
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        lane = self._lane()
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        connection = self._asked(td, waits=True)
+        return merge(td, _take_answer(connection, self._idle))
+
+    def submit(self, td: TensorDictBase) -> InferenceFuture:
+        connection = self._asked(td, waits=False)
+        future = InferenceFuture(td.copy())
+        self._waiters.run(partial(_settle, future, connection, self._idle))
+        return future
+
+    def _asked(self, tensordict: TensorDictBase, *, waits: bool) -> RequestConnection:
+        """A connection with this request under way."""
+        connection = self._free_connection()
         try:
-            lane.ask(tensordict, waits=True)
-            lane.wait(None)
-            answer = lane.take()
-        except InferenceError:
-            lane.close()
+            connection.ask(tensordict, waits=waits)
+        except BaseException:  # what was written of it, nobody knows
+            connection.close()
             raise
-        except Exception:  # of the policy: the lane is free again
-            self._idle.append(lane)
-            raise
-        except BaseException:  # Ctrl-C: there may be an answer under way, for nobody
-            lane.close()
-            raise
-        self._idle.append(lane)
-        return merge(tensordict, answer)
-
-    def submit(self, tensordict: TensorDictBase) -> InferenceFuture:
-        lane = self._lane()
-        lane.ask(tensordict, waits=False)
-        return InferenceFuture(_UnderWay(lane, self._idle), tensordict.copy())
+        return connection
 
     def close(self) -> None:
         while self._idle:
@@ -172,30 +172,29 @@ class ProcessClient(InferenceClient):
         return type(self), (self._address,)
 
 
-class _UnderWay:
-    """A lane until its answer is taken; then it is free for other requests."""
+def _take_answer(connection: RequestConnection, idle: list[RequestConnection]) -> Answer:
+    """Wait for the answer; then the connection is free for other requests."""
+    try:
+        connection.wait(None)
+        answer = connection.take()
+    except InferenceError:
+        connection.close()
+        raise
+    except Exception:  # of the policy
+        idle.append(connection)
+        raise
+    except BaseException:  # Ctrl-C: there may be an answer under way, for nobody
+        connection.close()
+        raise
+    idle.append(connection)
+    return answer
 
-    def __init__(self, lane: Lane, idle: list[Lane]) -> None:
-        self._lane = lane
-        self._idle = idle
 
-    def is_done(self) -> bool:
-        return self._lane.is_done()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        return self._lane.wait(timeout_s)
-
-    def take(self) -> Answer:
-        try:
-            answer = self._lane.take()
-        except InferenceError:
-            self._lane.close()
-            raise
-        except Exception:
-            self._idle.append(self._lane)
-            raise
-        self._idle.append(self._lane)
-        return answer
+def _settle(future: InferenceFuture, connection: RequestConnection, idle: list[RequestConnection]) -> None:
+    try:
+        future.answer(_take_answer(connection, idle))
+    except BaseException as error:
+        future.fail(error)
 
 
 class MPTransport(Transport):
@@ -205,12 +204,24 @@ class MPTransport(Transport):
 
     Args:
         num_slots: how many requests can be under way at a time: one of each client, or thread of a client.
+        ctx, use_manager: accepted for compatibility, and not needed: a client connects by itself, whatever started its
+            process, and however it got there.
     """
 
+    transport_kind = "process"
     client_type: type[ProcessClient] = ProcessClient
 
-    def __init__(self, num_slots: int = DEFAULT_CLIENTS, *, address: Address | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int | BaseContext = DEFAULT_CLIENTS,
+        *,
+        ctx: BaseContext | None = None,
+        use_manager: bool = False,
+        address: Address | None = None,
+    ) -> None:
         super().__init__()
+        if isinstance(num_slots, BaseContext):  # TorchRL's first argument
+            num_slots = DEFAULT_CLIENTS
         if num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {num_slots}")
         platforms.require(type(self).__name__, (platforms.LOCAL_SOCKETS,), "use transport='threads'")
@@ -222,6 +233,24 @@ class MPTransport(Transport):
         self._free_lock = threading.Lock()
         #: Clients whose request came through their connection and was not answered.
         self._replying: set[int] = set()
+        self._is_elsewhere = False
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, but for the address: to make the same where the server is."""
+        return {"num_slots": self.num_slots}
+
+    def serve_elsewhere(self, server: Any) -> None:
+        """A server in another process listens at the address; here, clients are made."""
+        if self.state != "new":
+            raise RuntimeError("this transport has been used by a server; make a new one for each server")
+        self.state = "open"
+        self.server = weakref.ref(server)
+        self._is_elsewhere = True
+
+    def submit(self, td: TensorDictBase) -> Future[TensorDictBase]:
+        if self._is_elsewhere:
+            raise RuntimeError("the inference server is in another process: submit requests to a client()")
+        return super().submit(td)
 
     def client(self) -> ProcessClient:
         if self._num_made >= self.num_slots:

@@ -2,7 +2,7 @@
 
 A client's first request goes through its connection, as with ``MPTransport``. Its answer comes with a slot: memory laid
 out for requests and answers of just these keys, shapes and dtypes. From then on the client writes its request there,
-sets a byte on the board and raises a semaphore; the server writes the answer into the same slot. A request of another
+sets a byte on the table and raises a semaphore; the server writes the answer into the same slot. A request of another
 layout goes through the connection again, and gets another slot.
 
 The server's loop never touches a connection, so a client that was stopped holds up nobody: what does not fit into a
@@ -10,7 +10,7 @@ slot (an exception, an answer of another shape) is left for the client to fetch.
 
 ::
 
-    board   work semaphore | closed | for each slot: state, kind, waits, time | for each slot: ready semaphore
+    table   work semaphore | closed | for each slot: state, kind, waits, time | for each slot: ready semaphore
     slot    inputs | outputs
 """
 
@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.errors import InferenceError, ServerClosed, ServerDied
-from swath.keys import Key, as_key
-from swath.modules.inference.pipes import DEFAULT_CLIENTS, Lane, MPTransport, ProcessClient
-from swath.modules.inference.reception import Address
-from swath.modules.inference.requests import LOOK_EVERY_S, Answer, Asked, Content, Request, read_content
+from swath.keys import Key
+from swath.modules.inference_server.pipes import DEFAULT_CLIENTS, MPTransport, ProcessClient, RequestConnection
+from swath.modules.inference_server.reception import Address
+from swath.modules.inference_server.requests import Answer, Asked, Content, Request, keys_of, read_content, wait_looking
+from swath.modules.inference_server.stamp import KINDS
 from swath.process.channel import Channel, pack
 from swath.process.memory import SharedMemory, map_descriptor
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore
@@ -42,13 +42,12 @@ from swath.weight_update.shared_memory import WeightLayout
 
 #: States of a slot: the client's turn, the server's, the client's with an answer in the slot, or one to be fetched.
 IDLE, ASKED, ANSWERED, TO_FETCH = range(4)
-#: What the board says of the server.
+#: What the table says of the server.
 SERVING, SHUT_DOWN, DEAD = range(3)
 _LINE_BYTES = 64
-_KINDS: tuple[InteractionType | None, ...] = (None, *InteractionType.__members__.values())
 
 
-class Board:
+class SlotTable:
     """What all clients and the server see, without any of the data."""
 
     def __init__(self, memory: torch.Tensor, num_slots: int, *, is_new: bool) -> None:
@@ -105,8 +104,10 @@ class SlotLayout:
 class Slot:
     """A client's slot, as the server sees it."""
 
-    def __init__(self, board: Board, number: int, ready: Semaphore, layout: SlotLayout, memory: torch.Tensor) -> None:
-        self.board = board
+    def __init__(
+        self, table: SlotTable, number: int, ready: Semaphore, layout: SlotLayout, memory: torch.Tensor
+    ) -> None:
+        self.table = table
         self.number = number
         self.ready = ready
         self.layout = layout
@@ -121,19 +122,19 @@ class Slot:
         """Let the client have its turn."""
         with self._lock:
             if not self._is_left:
-                self.board.states[self.number] = state
+                self.table.states[self.number] = state
                 self.ready.release()
 
     def leave(self) -> None:
-        """The client is gone, maybe with a request under way: its place on the board will be another one's."""
+        """The client is gone, maybe with a request under way: its place on the table will be another one's."""
         with self._lock:
             self._is_left = True
 
     def request(self) -> SlotRequest:
-        kind = int(self.board.kinds[self.number])
+        kind = int(self.table.kinds[self.number])
         content = self._contents.get(kind)
         if content is None:
-            content = Content(self.layout.batch_size, self.layout.in_keys, self.inputs, _KINDS[kind])
+            content = Content(self.layout.batch_size, self.layout.in_keys, self.inputs, KINDS[kind])
             self._contents[kind] = content
         return SlotRequest(self, content)
 
@@ -146,8 +147,8 @@ class SlotRequest:
     def __init__(self, slot: Slot, content: Content) -> None:
         self._slot = slot
         self.content = content
-        self.waits = bool(slot.board.waits[slot.number])
-        self.submitted_at = float(slot.board.times[slot.number])
+        self.waits = bool(slot.table.waits[slot.number])
+        self.submitted_at = float(slot.table.times[slot.number])
         self._is_open = True
 
     def answer(self, keys: tuple[Key, ...], values: Sequence[Any]) -> None:
@@ -175,7 +176,7 @@ class SlotRequest:
         self._slot.give(state)
 
 
-class SlotLane(Lane):
+class SlotConnection(RequestConnection):
     """A client's connection and, after its first request, its slot."""
 
     def __init__(self, address: Address) -> None:
@@ -188,9 +189,9 @@ class SlotLane(Lane):
     def _welcomed(self, details: Sequence[Any]) -> None:
         super()._welcomed(details)
         num_slots = details[2]
-        memory = self._receive_memory(Board.num_bytes(num_slots))
-        self._board = Board(memory, num_slots, is_new=False)
-        self._ready = self._board.ready(self.number)
+        memory = self._receive_memory(SlotTable.num_bytes(num_slots))
+        self._table = SlotTable(memory, num_slots, is_new=False)
+        self._ready = self._table.ready(self.number)
 
     def _receive_memory(self, num_bytes: int) -> torch.Tensor:
         try:
@@ -203,19 +204,19 @@ class SlotLane(Lane):
             os.close(descriptor)
 
     def ask(self, tensordict: TensorDictBase, *, waits: bool) -> None:
-        layout, board, number = self._layout, self._board, self.number
+        layout, table, number = self._layout, self._table, self.number
         if layout is not None:
             # Keys that the slot has no place for are dropped.
             content = read_content(tensordict, layout.in_keys)
             if content.batch_size == layout.batch_size and content.signature[1:] == self._signature:
                 for view, tensor in zip(self._inputs, content.tensors, strict=True):
                     view.copy_(tensor)
-                board.kinds[number] = _KINDS.index(content.kind)
-                board.waits[number] = waits
-                board.times[number] = perf_counter()
-                board.states[number] = ASKED  # last: what is asked is complete
+                table.kinds[number] = KINDS.index(content.kind)
+                table.waits[number] = waits
+                table.times[number] = perf_counter()
+                table.states[number] = ASKED  # last: what is asked is complete
                 self._in_slot, self._is_ready = True, False
-                board.work.release()
+                table.work.release()
                 return
         self._in_slot = False
         self._sent = read_content(tensordict, self.in_keys)
@@ -224,30 +225,22 @@ class SlotLane(Lane):
     def is_done(self) -> bool:
         if not self._in_slot:
             return super().is_done()
-        if not self._is_ready:
-            self._is_ready = self._ready.acquire(0)
-        return self._is_ready
+        return self._have_answer(0)
 
     def wait(self, timeout_s: float | None) -> bool:
         if not self._in_slot:
             return super().wait(timeout_s)
-        deadline = None if timeout_s is None else perf_counter() + timeout_s
-        while not self._is_ready:
-            left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
-            if self._ready.acquire(max(left_s, 0.0)):
-                self._is_ready = True
-                break
-            if deadline is not None and perf_counter() >= deadline:
-                return False
-            self._look()
-        return True
+        return wait_looking(self._have_answer, timeout_s, self._look)
+
+    def _have_answer(self, timeout_s: float) -> bool:
+        if not self._is_ready:
+            self._is_ready = self._ready.acquire(timeout_s)
+        return self._is_ready
 
     def _look(self) -> None:
         """Raise if nobody will answer. The connection has an end as soon as the server has."""
-        if self._board.server_state[0] != SERVING or self.has_ended():
-            if self._ready.acquire(0):  # the last thing it did
-                self._is_ready = True
-                return
+        is_over = self._table.server_state[0] != SERVING or self.has_ended()
+        if is_over and not self._have_answer(0):  # it may be the last thing that it did
             raise self._gone()
 
     def take(self) -> Answer:
@@ -256,7 +249,7 @@ class SlotLane(Lane):
             if layout:
                 self._move_into(layout[0])
             return self._answer_from((kind, content))
-        if self._board.states[self.number] == ANSWERED:
+        if self._table.states[self.number] == ANSWERED:
             assert self._layout is not None
             return self._layout.out_keys, [view.clone() for view in self._outputs]
         with contextlib.suppress(OSError):
@@ -270,7 +263,7 @@ class SlotLane(Lane):
         self._inputs, self._outputs = layout.views(memory)
 
     def _gone(self) -> InferenceError:
-        if hasattr(self, "_board") and self._board.server_state[0] == SHUT_DOWN:
+        if hasattr(self, "_table") and self._table.server_state[0] == SHUT_DOWN:
             return ServerClosed("the inference server was shut down")
         return ServerDied("the inference server is gone: its process was killed, or its thread has ended")
 
@@ -278,7 +271,7 @@ class SlotLane(Lane):
 class SlotClient(ProcessClient):
     """A client that works in any process of this machine, wherever it is unpickled."""
 
-    _lane_type = SlotLane
+    _connection_type = SlotConnection
 
 
 def require_slots() -> None:
@@ -294,48 +287,58 @@ class SlotTransport(MPTransport):
         num_slots: how many requests can be under way at a time: one of each client, or thread of a client.
         request_spec: the keys that are sent; others are dropped. By default those that the policy reads or, if it does
             not say, all that are in a client's first request.
+        preallocate: accepted for compatibility: a slot is made with a client's first request, and used again.
     """
 
+    transport_kind = "process_slot"
     client_type = SlotClient
 
     def __init__(
-        self, num_slots: int = DEFAULT_CLIENTS, *, request_spec: Any = None, address: Address | None = None
+        self,
+        num_slots: int = DEFAULT_CLIENTS,
+        *,
+        preallocate: bool = True,
+        request_spec: Any = None,
+        address: Address | None = None,
     ) -> None:
         super().__init__(num_slots, address=address)
         require_slots()
-        self._request_keys = None if request_spec is None else _keys_of(request_spec)
-        self._memory = SharedMemory(Board.num_bytes(num_slots))
-        self._board = Board(self._memory.bytes_, num_slots, is_new=True)
+        self._request_keys = keys_of(request_spec)
+        self._memory = SharedMemory(SlotTable.num_bytes(num_slots))
+        self._table = SlotTable(self._memory.bytes_, num_slots, is_new=True)
         self._slots: dict[int, Slot] = {}
 
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "request_spec": self._request_keys}
+
     def ring(self) -> None:
-        self._board.work.release()
+        self._table.work.release()
 
     def wait(self, timeout_s: float) -> None:
-        work = self._board.work
+        work = self._table.work
         if work.acquire(timeout_s):
             while work.acquire(0):  # one look finds what many clients have raised it for
                 pass
 
-    def drain(self) -> Sequence[Asked]:
-        found: list[Asked] = list(super().drain())
-        for number in np.flatnonzero(self._board.states == ASKED):
+    def take_requests(self) -> Sequence[Asked]:
+        found: list[Asked] = list(super().take_requests())
+        for number in np.flatnonzero(self._table.states == ASKED):
             slot = self._slots.get(int(number))
             if slot is not None:  # else its client has just gone
-                self._board.states[number] = IDLE
+                self._table.states[number] = IDLE
                 found.append(slot.request())
         return found
 
     def close(self, reason: InferenceError, taken: Sequence[Asked] = ()) -> None:
         if self.state != "closed":
-            self._board.server_state[0] = SHUT_DOWN if isinstance(reason, ServerClosed) else DEAD
+            self._table.server_state[0] = SHUT_DOWN if isinstance(reason, ServerClosed) else DEAD
         super().close(reason, taken)
         self._memory.close_descriptor()
 
     def _serve(self, channel: Channel, number: int) -> None:
-        board = self._board
-        board.states[number] = IDLE
-        ready = board.ready(number, 0)
+        table = self._table
+        table.states[number] = IDLE
+        ready = table.ready(number, 0)
         assert self._memory.descriptor is not None
         in_keys = self.in_keys if self._request_keys is None else self._request_keys
         channel.send_descriptor(self._memory.descriptor, "welcome", in_keys, number, self.num_slots)
@@ -355,7 +358,7 @@ class SlotTransport(MPTransport):
                     self._replying.discard(number)
                     continue
                 memory = SharedMemory(layout.tensors.slot_bytes)
-                self._slots[number] = Slot(board, number, ready, layout, memory.bytes_)
+                self._slots[number] = Slot(table, number, ready, layout, memory.bytes_)
                 assert memory.descriptor is not None
                 channel.send_descriptor(memory.descriptor, *reply, layout)
                 self._replying.discard(number)
@@ -363,8 +366,3 @@ class SlotTransport(MPTransport):
             slot = self._slots.pop(number, None)
             if slot is not None:
                 slot.leave()
-
-
-def _keys_of(spec: Any) -> tuple[Key, ...]:
-    keys = spec.keys(True, True) if hasattr(spec, "keys") else spec
-    return tuple(as_key(key) for key in keys)

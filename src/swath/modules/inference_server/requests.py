@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import _thread
 import copy
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from types import EllipsisType
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +17,22 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 
 from swath.errors import message_of
-from swath.keys import Key, as_key, nested
+from swath.keys import Key, as_key, nested, show
 
 #: A client looks so often whether its server is still there.
 LOOK_EVERY_S = 0.25
+
+
+def wait_looking(acquire: Callable[[float], bool], timeout_s: float | None, look: Callable[[], None]) -> bool:
+    """Whether something is had in time. ``look`` is called now and then, and raises if nobody will ever answer."""
+    deadline = None if timeout_s is None else perf_counter() + timeout_s
+    while True:
+        left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
+        if acquire(max(left_s, 0.0)):
+            return True
+        if deadline is not None and perf_counter() >= deadline:
+            return False
+        look()
 
 
 class Content:
@@ -59,12 +74,31 @@ class Content:
         return TensorDict(nested(leaves), batch_size=self.batch_size)
 
 
+class _AskedAs(threading.local):
+    kind: InteractionType | EllipsisType | None = ...
+
+
+_asked_as = _AskedAs()
+
+
+@contextmanager
+def asking_as(kind: InteractionType | None) -> Iterator[None]:
+    """What this thread asks meanwhile is asked with this interaction type, whatever others set for all threads."""
+    before, _asked_as.kind = _asked_as.kind, kind
+    try:
+        yield
+    finally:
+        _asked_as.kind = before
+
+
 def read_content(tensordict: TensorDictBase, in_keys: tuple[Key, ...] | None, *, copies: bool = False) -> Content:
     """What of a TensorDict is sent: the policy's ``in_keys`` that are there, or everything.
 
     ``copies``: whoever asks does not wait, and may write to its tensors meanwhile.
     """
-    kind = interaction_type()
+    kind = _asked_as.kind
+    if isinstance(kind, EllipsisType):
+        kind = interaction_type()
     names: list[Key] = []
     values: list[Any] = []
     if in_keys is None:
@@ -85,6 +119,13 @@ def read_content(tensordict: TensorDictBase, in_keys: tuple[Key, ...] | None, *,
     return Content(tensordict.batch_size, tuple(names), values, kind)
 
 
+def keys_of(spec: Any) -> tuple[Key, ...] | None:
+    """The keys of a TensorDict, a spec or a list of keys."""
+    if spec is None:
+        return None
+    return tuple(as_key(key) for key in (spec.keys(True, True) if hasattr(spec, "keys") else spec))
+
+
 #: The keys of an answer, and a value for each.
 Answer = tuple[tuple[Key, ...], Sequence[Any]]
 
@@ -100,6 +141,19 @@ def merge(tensordict: TensorDictBase, answer: Answer) -> TensorDictBase:
     for key, value in zip(keys, values, strict=True):
         merged.set(key, value)
     return merged
+
+
+def select_keys(answer: Answer, wanted: tuple[Key, ...]) -> Answer:
+    """Of an answer, these keys.
+
+    Raises:
+        KeyError: it has not all of them.
+    """
+    there = dict(zip(*answer, strict=True))
+    missing = [key for key in wanted if key not in there]
+    if missing:
+        raise KeyError(f"the policy did not write {show(missing[0])}, which response_spec declares; it has {[*there]}")
+    return wanted, [there[key] for key in wanted]
 
 
 class Asked(Protocol):
@@ -150,18 +204,13 @@ class Request:
 
     def wait(self, timeout_s: float | None, look: Callable[[], None]) -> bool:
         """Whether it is done in time. ``look`` is called now and then, and raises if nobody will ever answer."""
-        acquire = self._done.acquire
-        deadline = None if timeout_s is None else perf_counter() + timeout_s
-        while True:
-            left_s = LOOK_EVERY_S if deadline is None else min(LOOK_EVERY_S, deadline - perf_counter())
-            if acquire(timeout=max(left_s, 0.0)):
-                self._done.release()  # for others that wait, and for is_done()
-                return True
-            if deadline is not None and perf_counter() >= deadline:
-                return False
-            look()
-            if self.is_done():
-                return True
+        if not wait_looking(self._acquire, timeout_s, look):
+            return False
+        self._done.release()  # for others that wait, and for is_done()
+        return True
+
+    def _acquire(self, timeout_s: float) -> bool:
+        return self._done.acquire(timeout=timeout_s)
 
     def take(self) -> Answer:
         if self.error is not None:

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.context import BaseContext
+from typing import Any, Unpack
 
 import cloudpickle
 import torch
 
 from swath import platforms
-from swath.copying import NotCopied
 from swath.errors import InferenceError, ServerClosed, ServerDied, told
-from swath.modules.inference.client import InferenceClient
-from swath.modules.inference.pipes import DEFAULT_CLIENTS, MPTransport, no_free_slot
-from swath.modules.inference.reception import Address
-from swath.modules.inference.server import InferenceServer
-from swath.modules.inference.slots import SlotTransport, require_slots
+from swath.modules.inference_server.choosing import choose_transport
+from swath.modules.inference_server.client import InferenceClient
+from swath.modules.inference_server.config import ServerSettings, check_settings
+from swath.modules.inference_server.pipes import MPTransport
+from swath.modules.inference_server.server import InferenceServer
+from swath.modules.inference_server.service import PolicyService
+from swath.modules.inference_server.transport import InferenceTransport
 from swath.process import pickling
 from swath.process.channel import Channel, pack, unpack
 from swath.process.helper import Helper
 from swath.process.owner import SECONDS_TO_LEAVE, leave_with_owner
 from swath.process.start import StartMethod, check_start_method
 from swath.process.supervise import EndedAtExit
-from swath.weight_update.weights import choose_sources, flat_weights
+from swath.weight_update.weights import apply_weights, flat_weights
 
-_TRANSPORTS: dict[str, type[MPTransport]] = {"slots": SlotTransport, "mp": MPTransport}
 _SECONDS_FOR_HEALTH = 1.0
 
 
-class ProcessInferenceServer(NotCopied):
+class ProcessInferenceServer(PolicyService):
     """Serves a policy from a process of its own, to clients in any process of this machine.
 
     Args:
         policy_factory: makes the policy, in that process.
-        transport: "slots" for requests of a fixed layout, or "mp" for whatever can be pickled; "auto" is "slots", where
-            the system has what that needs.
+        transport: "slots" for requests of a fixed layout, or "mp" for whatever can be pickled (see ``choose_transport``
+            for other names); "auto" is "slots", where the system has what that needs. Or a transport for other
+            processes, whose clients may be made, and sent away, beforehand.
         num_clients: how many requests can be under way at a time.
-        mp_context: "forkserver" (by default), "spawn" or "fork".
+        mp_context: "forkserver" (by default), "spawn" or "fork", or a context of ``multiprocessing``.
         startup_timeout: how many seconds ``start`` waits until the policy is made.
         num_threads: torch's threads there.
         settings: all others of ``InferenceServer``.
@@ -57,18 +59,19 @@ class ProcessInferenceServer(NotCopied):
     def __init__(
         self,
         policy_factory: Callable[[], Any],
-        transport: str = "auto",
+        transport: InferenceTransport | str = "auto",
         *,
         num_clients: int | None = None,
-        mp_context: str | None = None,
+        request_spec: Any = None,
+        response_spec: Any = None,
+        transport_options: Mapping[str, Any] | None = None,
+        mp_context: str | BaseContext | None = None,
         startup_timeout: float = 300.0,
         num_threads: int = 1,
-        **settings: Any,
+        **settings: Unpack[ServerSettings],
     ) -> None:
         if not callable(policy_factory):
             raise TypeError(f"policy_factory must be a function, got {type(policy_factory).__name__}")
-        if transport not in ("auto", *_TRANSPORTS):
-            raise ValueError(f"transport must be one of auto, {', '.join(_TRANSPORTS)}, got {transport!r}")
         platforms.require(
             type(self).__name__,
             (platforms.PROCESSES, platforms.LOCAL_SOCKETS),
@@ -76,22 +79,31 @@ class ProcessInferenceServer(NotCopied):
         )
         if transport == "auto":
             transport = "slots" if platforms.are_met(*platforms.STEPPING_WORKERS) else "mp"
-        elif transport == "slots":
-            require_slots()
+        chosen = choose_transport(
+            transport, num_clients, request_spec=request_spec, response_spec=response_spec, options=transport_options
+        )
+        if not isinstance(chosen, MPTransport):
+            raise ValueError(
+                f"transport must be one for other processes ('mp', 'slots', MPTransport(), SlotTransport(), ...), got "
+                f"{transport!r}"
+            )
+        check_settings(settings)
+        #: Here, for making clients: the one that listens is made from it in the server's process.
+        self.transport = chosen
+        self.transport.serve_elsewhere(self)
+        made_of = type(chosen), {**chosen.settings(), "address": chosen.address}
         try:
-            self._blueprint = pickling.dumps((policy_factory, settings))
+            self._blueprint = pickling.dumps((policy_factory, made_of, {**settings, "request_spec": request_spec}))
         except Exception as error:
             raise TypeError(
                 f"policy_factory or a setting cannot be sent to a process: {type(error).__name__}: {error}. Make what "
                 "cannot be pickled inside of the policy_factory"
             ) from error
-        self._transport = transport
-        self._num_slots = DEFAULT_CLIENTS if num_clients is None else num_clients
+        if isinstance(mp_context, BaseContext):
+            mp_context = mp_context.get_start_method()
         self._method: StartMethod = check_start_method(mp_context)
         self._startup_timeout_s = startup_timeout
         self._num_threads = num_threads
-        self._address = Address.new()
-        self._num_made = 0
         self._num_calls = 0
         #: Knows nothing of this object, so that it can be garbage.
         self._helper: Helper | None = None
@@ -107,8 +119,7 @@ class ProcessInferenceServer(NotCopied):
         """
         if self._helper is not None:
             raise RuntimeError("this inference server was started before; make a new one to start again")
-        arguments = self._address, self._transport, self._num_slots, self._num_threads
-        self._helper = helper = Helper(_main, "inference server", self._method, arguments, died=ServerDied)
+        self._helper = helper = Helper(_main, "inference server", self._method, (self._num_threads,), died=ServerDied)
         weakref.finalize(self, helper.close, 5.0, terminates=True).atexit = False
         _helpers.add(helper)
         try:
@@ -140,49 +151,48 @@ class ProcessInferenceServer(NotCopied):
     def pid(self) -> int | None:
         return None if self._helper is None else self._helper.pid
 
-    def __enter__(self) -> ProcessInferenceServer:
-        return self.start() if self._helper is None else self
-
-    def __exit__(self, *_: Any) -> None:
-        self.shutdown()
+    @property
+    def was_started(self) -> bool:
+        return self._helper is not None
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def client(self) -> InferenceClient:
         """Something that asks this server, in any process; may be made, and sent away, before ``start``."""
-        kind = _TRANSPORTS[self._transport]
-        if self._num_made >= self._num_slots:
-            raise no_free_slot(self._num_slots)
-        self._num_made += 1
-        return kind.client_type(self._address, self)
+        return self.transport.client()
 
-    def clients(self, n: int) -> list[InferenceClient]:
-        return [self.client() for _ in range(n)]
+    @property
+    def service_backend(self) -> str:
+        return "process"
+
+    @property
+    def transport_kind(self) -> str:
+        """What carries requests; see ``InferenceServer.transport_kind``."""
+        return self.transport.transport_kind
 
     # -- the policy ------------------------------------------------------------------------------------------------
 
-    def update_model(self, fn: Callable[[Any], Any]) -> Any:
-        """Call ``fn`` with the policy, in its process, between two batches; counts its version up."""
-        return self._call("update_model", fn)
+    def update_model(self, update_fn: Callable[[Any], Any], *, mark_weight_update: bool = True) -> Any:
+        """Call a function with the policy, in its process, between two batches; what it returns.
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        weights: Any = None,
-        policy: Any = None,
-        model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
+        Counts the policy's version up, unless ``mark_weight_update`` is False.
+        """
+        return self._call("update_model", update_fn, mark_weight_update=mark_weight_update)
+
+    def update_model_weights(
+        self, weights: Any, *, mark_weight_update: bool = True, timeout: float | None = 300.0
     ) -> None:
-        """Send weights (a module's, a TensorDict's, a state dict's), and return when they are in force."""
-        for name, source in choose_sources(policy_or_weights, weights, policy, weights_dict, model_id).items():
-            if source is None:
-                raise ValueError(
-                    "the policy was made in the server's process, so there is none here to take weights from: "
-                    "update_policy_weights_(policy)"
-                )
-            flat = {k: t.detach().cpu() for k, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
-            self._call("update_policy_weights_", weights=flat, model_id=name)
+        """As ``update_policy_weights_(weights)``, within ``timeout`` seconds, and counted or not."""
+        function = partial(apply_weights, source=_as_tensors(weights))
+        self._call("update_model", function, mark_weight_update=mark_weight_update, timeout_s=timeout)
+
+    def _publish(self, model_id: str, source: Any) -> None:
+        if source is None:
+            raise ValueError(
+                "the policy was made in the server's process, so there is none here to take weights from: "
+                "update_policy_weights_(policy)"
+            )
+        self._call("update_policy_weights_", weights=_as_tensors(source), model_id=model_id)
 
     @property
     def policy_version(self) -> int:
@@ -190,26 +200,25 @@ class ProcessInferenceServer(NotCopied):
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def stats(self, reset: bool = False) -> dict[str, Any]:
-        """As ``InferenceServer.stats``."""
-        return self._call("stats", reset)
+    def stats(self, reset: bool = False, *, timeout: float | None = None) -> dict[str, Any]:
+        """As ``InferenceServer.stats``, if they come within ``timeout`` seconds."""
+        return self._call("stats", reset, timeout_s=timeout)
 
-    def health(self) -> dict[str, Any]:
-        """``alive`` (the process), ``serving`` (its loop), ``pid``, ``exitcode``.
+    def health(self, *, timeout: float = _SECONDS_FOR_HEALTH) -> dict[str, Any]:
+        """``process_alive`` (and ``alive``), ``serving`` (its loop), ``pid``, ``exitcode``; ``control_error``, if any.
 
-        Never raises, and waits for a second at most.
+        Never raises, and waits for ``timeout`` seconds at most.
         """
         alive = self.is_alive
-        serving = False
+        health: dict[str, Any] = {"serving": False}
         if alive:
-            with contextlib.suppress(Exception):
-                serving = bool(self._call("is_serving", timeout_s=_SECONDS_FOR_HEALTH))
-        return {
-            "alive": alive,
-            "serving": serving,
-            "pid": self.pid,
-            "exitcode": None if self._helper is None else self._helper.process.exit_code(),
-        }
+            try:
+                health["serving"] = bool(self._call("is_serving", timeout_s=timeout))
+            except Exception as error:
+                health["control_error"] = repr(error)
+                alive = self.is_alive
+        exit_code = None if self._helper is None else self._helper.process.exit_code()
+        return {"process_alive": alive, "alive": alive, **health, "pid": self.pid, "exitcode": exit_code}
 
     def _call(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         helper = self._helper
@@ -240,14 +249,18 @@ class ProcessInferenceServer(NotCopied):
 # -- in the process ------------------------------------------------------------------------------------------------
 
 
-def _main(connection: Connection, address: Address, transport: str, num_slots: int, num_threads: int) -> None:
+def _as_tensors(source: Any) -> dict[str, torch.Tensor]:
+    """Weights, as they are sent to the process."""
+    return {name: t.detach().cpu() for name, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
+
+
+def _main(connection: Connection, num_threads: int) -> None:
     leave_with_owner()  # also from within a policy that does not return
     channel = Channel(connection)
     try:
         torch.set_num_threads(num_threads)
-        policy_factory, settings = cloudpickle.loads(connection.recv_bytes())
-        chosen = _TRANSPORTS[transport](num_slots, address=address)
-        server = InferenceServer(policy_factory=policy_factory, transport=chosen, **settings).start()
+        policy_factory, (kind, made_of), settings = cloudpickle.loads(connection.recv_bytes())
+        server = InferenceServer(policy_factory=policy_factory, transport=kind(**made_of), **settings).start()
     except (EOFError, ConnectionError):
         return
     except BaseException as error:

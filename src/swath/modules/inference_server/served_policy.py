@@ -16,8 +16,8 @@ from torch import nn
 
 from swath.errors import PolicyOutputError, add_note
 from swath.keys import Key, as_key, nested, show
-from swath.modules.inference.captured_rows import CapturedRows
-from swath.modules.inference.requests import Answer, Content
+from swath.modules.inference_server.captured_rows import CapturedRows
+from swath.modules.inference_server.requests import Answer, Content
 from swath.rollout.exploration import exploring
 from swath.rollout.first_call import require_inputs
 from swath.rollout.functional import Function, is_known_stack, stack_functions
@@ -98,16 +98,23 @@ class ServedPolicy:
                 apply_weights(self.model, source)
             self.count_update()
 
-    def change(self, function: Callable[[Any], Any]) -> Any:
+    def change(self, function: Callable[[Any], Any], *, counts: bool = True) -> Any:
         with self.lock:
             try:
                 return function(self.model)
             finally:  # a function that fails half way has changed something, too
-                self.count_update()
+                if counts:
+                    self.count_update()
+                else:
+                    self._look_again()
 
     def count_update(self, version: int | None = None) -> None:
         self.version = self.version + 1 if version is None else version
         self.num_updates += 1
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Something of the policy has changed."""
         self._calls = None
         self._to_look_at = set(self._captured)
 
