@@ -188,7 +188,7 @@ class MultiCollector(WorkerBatches):
         default = SharedMemWeightSyncScheme if may_have_weights else None
         self._schemes = self._make_schemes(config.weight_sync_schemes, policy, default)
         if "policy" in self._schemes:
-            self._schemes["policy"]._set_source(policy)
+            self._schemes["policy"].set_source(policy)
         self._workers: WorkerPool = None  # type: ignore[assignment]
         try:
             self._workers = WorkerPool(
@@ -367,7 +367,7 @@ class MultiCollector(WorkerBatches):
 
     def _send(self, sources: Mapping[str, Any], places: int | Sequence[int] | None) -> None:
         for name, source in sources.items():
-            if not self._schemes[name]._addressed(list(source) if is_per_place(source) else places):
+            if not self._schemes[name].addressed(list(source) if is_per_place(source) else places):
                 return
         self._policy_version += bool(sources)
         for name, source in sources.items():
