@@ -696,10 +696,10 @@ class MultiCollector(BaseCollector):
         state["frames"] = self._frames
         state["iter"] = self._iter
         state["policy_version"] = self._policy_version
-        state["random_frames_left"] = self._random_frames_left
+        state["random_frames_left"] = self.random_frames_due
         return {**state, **save_own_policy(self.policy)}
 
-    def _check_state(self, state_dict: Any, strict: bool) -> None:
+    def check_state(self, state_dict: Any, strict: bool) -> None:
         """Raise what workers would raise, and change nothing: they go on with what they do."""
         who, expected = type(self).__name__, f"the state of a MultiCollector of {count(self.num_workers, 'worker')}"
         require_counters(who, state_dict, expected)
@@ -719,7 +719,7 @@ class MultiCollector(BaseCollector):
         """
         self._require_open()
         self._require_still("load_state_dict")
-        self._check_state(state_dict, strict)
+        self.check_state(state_dict, strict)
         states = [state_dict[name] for name in numbered(state_dict, "worker")]
         load_all_or_nothing(self.policy, state_dict, strict)
         for handle, state in zip(self._workers.handles, states, strict=True):
@@ -752,6 +752,55 @@ class MultiCollector(BaseCollector):
     @property
     def _num_envs(self) -> int:
         return len(self._assignment.members) * self._description.env_size.numel()
+
+    # -- what a node needs that hosts it ---------------------------------------------------------------------------
+
+    @property
+    def description(self) -> WorkerDescription:
+        """What every worker says of itself."""
+        return self._description
+
+    @property
+    def batch_lead(self) -> tuple[int, ...]:
+        """Of a batch: ``[*lead, steps]``."""
+        size = tuple(self._description.env_size)
+        return (len(self._assignment.members), *size) if self._is_shared else size
+
+    @property
+    def num_envs(self) -> int:
+        return self._num_envs
+
+    @property
+    def first_env_of_batch(self) -> int:
+        """Of the batch that was delivered last."""
+        return self._first_env
+
+    @property
+    def sends_weights(self) -> bool:
+        return bool(self._schemes)
+
+    @property
+    def random_frames_due(self) -> int:
+        """As of what was delivered: those that are under way count, too."""
+        return self._random_frames_left
+
+    @property
+    def seconds_of_workers(self) -> tuple[float, float]:
+        """What envs and policies took, of the steps that were timed."""
+        pages = [handle.page for handle in self._workers.handles]
+        return sum(page.seconds("env_s") for page in pages), sum(page.seconds("policy_s") for page in pages)
+
+    def deliver_flat(self) -> None:
+        """From now on batches have flat leaves, and who gets them puts them together."""
+        self._structure = None
+
+    def set_weights(self, weights: Any, version: int, model_id: str) -> None:
+        """As ``update_policy_weights_``, and they are of this version."""
+        with self._lock:
+            self._policy_version = version - 1
+            self.update_policy_weights_(weights=weights, model_id=model_id)
+
+    # -- looking into workers, one by one --------------------------------------------------------------------------
 
     def getattr_env(self, name: str) -> Any:
         """An attribute of the first worker's env."""

@@ -133,12 +133,10 @@ class MultiAsyncCollector(MultiCollector):
     def _work(self) -> Any:
         return super()._work() if self._max_lag is None else BaseCollector._work(self)
 
-    def _state_dict(self) -> dict[str, Any]:
-        """As of what was delivered: what is under way is not in it, and its random frames are still due."""
-        state = super()._state_dict()
+    @property
+    def random_frames_due(self) -> int:
         under_way = [each.random_frames for pending in self._pending for each in pending.values()]
-        state["random_frames_left"] += sum(under_way) + sum(piece.random_frames for piece in self._pieces)
-        return state
+        return self._random_frames_left + sum(under_way) + sum(piece.random_frames for piece in self._pieces)
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "dropped_frames": self._dropped}

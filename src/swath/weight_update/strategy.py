@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -77,6 +77,12 @@ class WeightStrategy:
         with torch.no_grad():
             for name, value in given.items():
                 own[name].copy_(value)
+
+
+def apply_to_all(models: Iterable[Any], weights: Any) -> None:
+    """The same weights into each of several models, transforms and so on."""
+    for model in models:
+        WeightStrategy().apply_weights(model, weights)
 
 
 def _copied(tensors: Mapping[tuple[str, ...], torch.Tensor]) -> dict[str, Any]:

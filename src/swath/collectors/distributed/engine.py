@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.data.payload import Bytes
 
 

@@ -34,7 +34,8 @@ from swath.collectors.distributed.launchers import (
     NodeProcess,
     Ticket,
 )
-from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.node import Node
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.wire import (
     CALL,
     CLOSE,

@@ -13,8 +13,9 @@ import cloudpickle
 from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.node import Node
 from swath.collectors.distributed.plans import list_nodes
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.sink import make_sink
 from swath.data.payload import Bytes
 from swath.errors import NodeLost

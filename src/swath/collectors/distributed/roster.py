@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.data.payload import Bytes
 from swath.errors import CollectorClosed, EnvError, NodeLost, add_note, message_of
 from swath.process.ctrl_c import ctrl_c_waits, interruptible

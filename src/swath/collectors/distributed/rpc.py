@@ -30,7 +30,8 @@ from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.launch_options import LaunchOptions
 from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
-from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.node import Node
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.legacy import Renamed
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
