@@ -15,12 +15,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import alike_or_each
+from swath.collectors.assignment import list_nodes
 from swath.collectors.background import Batches
 from swath.collectors.base import BaseCollector, Budget, positive_int, truncated_keys
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node import BufferPlan
-from swath.collectors.distributed.plans import NodePlans, list_nodes
+from swath.collectors.distributed.plans import NodePlans
 from swath.collectors.distributed.requests import NodePlan, Order
 from swath.collectors.distributed.roster import Arrival, Loss, Member, Roster
 from swath.collectors.front_door import explains_unknown

@@ -1,4 +1,7 @@
-"""Engine: where nodes run, and how the driver reaches them. Ray, torch.distributed and torch RPC are three of them."""
+"""Engine: where nodes run, and how the driver reaches them. Ray, torch.distributed and torch RPC are three of them.
+
+docs/architecture.md, "Another engine", says what each method may rely on, and what is relied on.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.launch_options import LaunchOptions
 from swath.collectors.distributed.launchers import BACKEND_VARIABLE, check_backend
-from swath.collectors.distributed.process_group import ProcessGroupEngine, body_device
+from swath.collectors.distributed.meeting import body_device
+from swath.collectors.distributed.process_group import ProcessGroupEngine
 from swath.weight_update.nodes import DistributedWeightSyncScheme
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+
+import torch
 
 from swath.rollout.layout import Field
 
@@ -69,6 +71,17 @@ class NodeDescription:
     #: ``Structure.to_json``: descriptions travel as text.
     structure: dict[str, Any] | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        fields = [[list(f.key), list(f.shape), str(f.dtype).removeprefix("torch.")] for f in self.fields]
+        return {**asdict(self), "fields": fields, "lead": list(self.lead)}
+
+    @classmethod
+    def of_json(cls, about: Mapping[str, Any]) -> NodeDescription:
+        fields = tuple(
+            Field(tuple(key), torch.Size(shape), getattr(torch, dtype)) for key, shape, dtype in about["fields"]
+        )
+        return cls(**{**about, "fields": fields, "lead": tuple(about["lead"])})
+
 
 class Order(NamedTuple):
     """Collect a batch."""
@@ -103,3 +116,7 @@ class Report:
     #: How much of that envs took, as a share; the policy took the rest. Of all batches: one step in each is timed.
     env_share: float = 1.0
     pack_s: float = 0.0
+
+    @classmethod
+    def of_json(cls, about: Mapping[str, Any]) -> Report:
+        return cls(**{**about, "shape": tuple(about["shape"]), "fragments": tuple(about["fragments"])})
