@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Unpack
 
 import cloudpickle
@@ -26,10 +25,8 @@ from torch.distributed import rpc
 from swath import platforms
 from swath.addresses import LOOPBACK, is_loopback, own_address, warn_if_open
 from swath.collectors.distributed.answers import PicklingNode, as_request, lost, opened, pass_on
-from swath.collectors.distributed.arguments import NodesArguments
-from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.launch_options import LaunchOptions
+from swath.collectors.distributed.launched import LaunchedArguments, LaunchedCollector
 from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket, how_it_ended
 from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.legacy import Renamed
@@ -365,12 +362,10 @@ class RPCEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class RPCCollector(NodesCollector):
-    """Collects on nodes that are reached by torch RPC. Arguments are those of ``NodesCollector``, and:
+class RPCCollector(LaunchedCollector):
+    """Collects on nodes that are reached by torch RPC. Arguments are those of ``LaunchedCollector``, and:
 
     Args:
-        launcher, slurm_kwargs, folder, address, tcp_port, node_timeout_s, mp_start_method: see
-            ``DistributedCollector``.
         tensorpipe_options: for ``TensorPipeRpcBackendOptions``.
         visible_devices: the numbers of GPUs; each node sees one of them only.
 
@@ -385,21 +380,12 @@ class RPCCollector(NodesCollector):
         policy: Any = None,
         *,
         tensorpipe_options: Mapping[str, Any] | None = None,
-        node_timeout_s: float = 8.0,
         visible_devices: Sequence[int] | None = None,
-        launcher: str | None = None,
-        slurm_kwargs: Mapping[str, Any] | None = None,
-        folder: str | Path | None = None,
-        address: str | None = None,
-        tcp_port: int | str | None = None,
-        mp_start_method: str | None = None,
-        **common: Unpack[NodesArguments],
+        **common: Unpack[LaunchedArguments],
     ) -> None:
         self._closed = True  # until there is something to close
         self._tensorpipe_options = tensorpipe_options
-        self._node_timeout_s = float(node_timeout_s)
         self._visible_devices = visible_devices
-        self._launch = LaunchOptions.resolve(launcher, slurm_kwargs, folder, address, tcp_port, mp_start_method)
         super().__init__(create_env_fn, policy, **common)
 
     def _make_engine(self, num_nodes: int) -> Engine:
