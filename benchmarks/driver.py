@@ -46,8 +46,8 @@ _making = threading.Lock()
 
 def _synthetic_node(ticket: Any, device: list[Any]) -> None:
 
-    from swath.collectors.distributed.node import Order, Report
-    from swath.collectors.distributed.process_group import _describe, connect_to_store, make_device
+    from swath.collectors.distributed.meeting import connect_to_store, make_device
+    from swath.collectors.distributed.requests import Order, Report
     from swath.collectors.distributed.wire import CLOSE, COLLECT, DONE, HELLO, PING, Link, LinkBroken
 
     where = ticket.where
@@ -70,7 +70,7 @@ def _synthetic_node(ticket: Any, device: list[Any]) -> None:
             if message.kind == PING:
                 link.send(PING)
             elif message.kind == HELLO:
-                link.send(DONE, message.number, _describe(about))
+                link.send(DONE, message.number, about.to_json())
             elif message.kind == COLLECT:
                 order = Order(*message.about)
                 report = Report(order.number, (order.steps,), order.steps, 0, order.number)
@@ -89,7 +89,8 @@ def _made_once(frames: int) -> tuple[Any, np.ndarray]:
     """A description and a batch of CartPole."""
     with _making:
         if not _batch:
-            from swath.collectors.distributed.node import IdSpace, Node, NodePlan, Order
+            from swath.collectors.distributed.node import Node
+            from swath.collectors.distributed.requests import IdSpace, NodePlan, Order
             from swath.collectors.single import Collector
 
             plan = NodePlan(0, Collector, ["CartPole-v1"], None, None, None, frames, {}, IdSpace(0, 1), 0)

@@ -72,7 +72,7 @@ def test_ctrl_c_leaves_the_collector_open(make: Callable[..., Any]) -> None:
             interrupted(collector, timer)
         timer.join()
         # Episodes that have begun since are whole. (Those before may go on, if nothing was being collected just then.)
-        first_id = collector._traj_ids.next_id
+        first_id = collector.runner.ids.next_id
         batches = [batch for _, batch in zip(range(5), collector, strict=False)]
         flat = [batch.reshape(-1) for batch in batches]
         assert_consistent([batch[batch["collector", "traj_ids"] >= first_id] for batch in flat])
@@ -99,7 +99,7 @@ def test_ctrl_c_when_an_episode_has_just_ended() -> None:
         with pytest.raises(KeyboardInterrupt):
             list(collector)
         stepper._await_all = wait
-        first_id = collector._traj_ids.next_id
+        first_id = collector.runner.ids.next_id
         flat = [batch.reshape(-1) for _, batch in zip(range(3), collector, strict=False)]
         assert_consistent([batch[batch["collector", "traj_ids"] >= first_id] for batch in flat])
     collector.shutdown()

@@ -141,7 +141,7 @@ def test_our_transforms_over_a_guest(lower: bool, num_envs: int) -> None:
         env = inner.append_transform(RewardSum()).append_transform(StepCounter(max_steps=6))
         collector = Collector(env, frames_per_batch=40 * num_envs, total_frames=120 * num_envs)
         torch.manual_seed(0)
-        collector._random_stream.seed(0)
+        collector.runner.seed_random(0)
         return [batch.clone() for batch in collector]
 
     for mine, theirs in zip(collect("guest"), collect("own"), strict=True):

@@ -24,6 +24,7 @@ from swath.collectors import (
 from swath.collectors.distributed import DistributedCollector, DistributedSyncCollector, RayCollector, RPCCollector
 from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
+from swath.collectors.distributed.launched import LaunchedArguments, LaunchedCollector
 from swath.collectors.front_door import documentation
 from swath.envs import SerialEnv
 
@@ -74,10 +75,14 @@ def test_defaults_are_the_configs_own() -> None:
                 assert parameter.default == defaults[name], (kind, name)
 
 
-def test_arguments_of_collectors_on_nodes_are_told_to_type_checkers() -> None:
-    own = inspect.signature(NodesCollector.__init__).parameters
-    assert list(NodesArguments.__annotations__) == list(own)[3:]
-    told = {name: each.__forward_arg__ for name, each in NodesArguments.__annotations__.items()}
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [(NodesCollector, NodesArguments), (LaunchedCollector, LaunchedArguments)]
+)
+def test_arguments_of_collectors_on_nodes_are_told_to_type_checkers(kind: type, arguments: Any) -> None:
+    own = {n: each for n, each in inspect.signature(kind.__init__).parameters.items() if n != "common"}
+    inherited = {} if arguments is NodesArguments else NodesArguments.__annotations__
+    told = {n: each.__forward_arg__ for n, each in arguments.__annotations__.items() if n not in inherited}
+    assert list(told) == list(own)[3:]
     assert told == {name: own[name].annotation for name in told}
 
 

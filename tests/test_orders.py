@@ -31,7 +31,8 @@ from swath.collectors import (
     MultiCollector,
     MultiSyncCollector,
 )
-from swath.collectors.distributed.node import IdSpace, Node, NodePlan, Order
+from swath.collectors.distributed.node import Node
+from swath.collectors.distributed.requests import IdSpace, NodePlan, Order
 from swath.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from swath.envs import SerialEnv
 from swath.modules import RandomPolicy

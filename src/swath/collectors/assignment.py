@@ -1,4 +1,4 @@
-"""The arguments of multi-process collectors, resolved once: who collects what, where."""
+"""The arguments of collectors in several places, resolved once: who collects what, where."""
 
 from __future__ import annotations
 
@@ -55,6 +55,23 @@ def list_factories(create_env_fn: Any, num_workers: Any, envs_per_worker: int | 
         if not (callable(factory) or isinstance(factory, str) or is_env(factory)):
             raise TypeError(f"create_env_fn of env {index} is {shown(factory)}; {ACCEPTED}")
     return factories
+
+
+def list_nodes(create_env_fn: Any, num_collectors: Any) -> list[Any]:
+    """A factory for each node."""
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        factories = list(create_env_fn)
+        if not factories:
+            raise ValueError("create_env_fn is an empty list; give a factory for every node")
+        if num_collectors is not None and len(factories) not in (1, num_collectors):
+            raise ValueError(
+                f"create_env_fn has {len(factories)} entries for num_collectors={num_collectors}; give one for each, "
+                "or one for all"
+            )
+        if num_collectors is not None and len(factories) == 1:
+            factories = factories * num_collectors
+        return factories
+    return [create_env_fn] * (1 if num_collectors is None else positive_int("num_collectors", num_collectors))
 
 
 def for_each(name: str, given: Any, count: int, error: type[Exception]) -> list[Any]:

@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from swath.collectors.assignment import list_nodes
+from swath.collectors.base import positive_int
+
 BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
 #: What the front door itself takes.
 _RESERVED = ("create_env_fn", "policy", "num_collectors", "backend_options", "sync")
@@ -38,10 +41,7 @@ def make_collector(create_env_fn: Any, policy: Any, kwargs: dict[str, Any]) -> A
     options = kwargs.pop("backend_options", None)
     sync = kwargs.pop("sync", None)
     if num_collectors is not None:
-        if isinstance(num_collectors, bool) or not isinstance(num_collectors, int):
-            raise TypeError(f"num_collectors must be an integer, got {num_collectors!r}")
-        if num_collectors < 1:
-            raise ValueError(f"num_collectors must be at least 1, got {num_collectors}")
+        num_collectors = positive_int("num_collectors", num_collectors)
     if backend is None:
         backend = "direct" if num_collectors is None else "process"
     if backend not in BACKENDS:
@@ -96,7 +96,5 @@ def _make_direct(
 
 
 def _one_for_each(create_env_fn: Any, num_collectors: int | None) -> list[Any]:
-    from swath.collectors.distributed.plans import list_nodes
-
     is_list = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
     return list_nodes(create_env_fn if is_list else [create_env_fn], num_collectors)

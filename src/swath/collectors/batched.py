@@ -26,9 +26,9 @@ from swath.errors import PolicyError
 from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import Control
-from swath.rollout.delivery import Stamps
-from swath.rollout.loop import Rollout, first_observations
-from swath.rollout.plan import CallOptions, PolicyPlan
+from swath.rollout.layout import Layout
+from swath.rollout.loop import Rollout
+from swath.rollout.plan import PolicyPlan
 from swath.rollout.random_actions import for_all_envs
 from swath.stepping.central import ENV_INDEX, CentralRollout
 from swath.workers.layout import WorkerLayout, available_cores
@@ -62,7 +62,10 @@ class AsyncBatchedCollector(Collector):
     [torch.Size([50]), torch.Size([50]), torch.Size([10])]
     """
 
-    _rollout: CentralRollout  # type: ignore[assignment]
+    @property
+    def _rollout(self) -> CentralRollout:  # type: ignore[override]
+        return self.runner.rollout  # type: ignore[return-value]
+
     _assignable = Collector._assignable - {"return_same_td"}
 
     _config_class = BatchedConfig
@@ -177,43 +180,32 @@ class AsyncBatchedCollector(Collector):
             step_timeout_s=config.step_timeout_s,
         )
         self._build_around(pool, config.but(**devices), is_made_here=True)
-        self._policy_version = int(config.policy_version)
+        self.runner.policy_version = int(config.policy_version)
         self._rollout.goes_on = not config.reset_at_each_iter
 
     def _resolve_budget(self, frames_per_batch: Any, total_frames: Any, env: EnvBase) -> Budget:
         return Budget.resolve(frames_per_batch, total_frames, 1)  # exact, whatever the number of envs
 
-    def _make_rollout(
-        self,
-        env: EnvBase,
-        budget: Budget,
-        stamps: Stamps,
-        max_frames_per_traj: int | None,
-        call_options: CallOptions,
-    ) -> Rollout:
+    def _make_rollout(self, budget: Budget, plan: PolicyPlan | None, layout: Layout) -> Rollout:
+        runner, env = self.runner, self.env
         assert isinstance(env, AsyncEnvPool)
-        devices = self._devices
-        first_row = first_observations(env)
-        plan = self._resolve_plan(env, first_row, call_options)
         if plan is not None:
             _refuse_what_rows_cannot(plan)
         specs = random_specs(self.policy) or dict(env.full_action_spec.items(True, True))
-        rollout = CentralRollout(
+        return CentralRollout(  # type: ignore[return-value]
             env._crew,
             plan,
-            env.row_layout() if plan is None else plan.layout,
+            layout,
             budget.frames_per_batch,
-            stamps=stamps,
-            ids=self._traj_ids,
+            stamps=runner.stamps,
+            ids=runner.ids,
             action_specs=_for_all_envs(specs, env),
             envs_per_group=min(_envs_per_group(env._crew.worker_layout), self._max_batch_size),
             max_batch_size=self._max_batch_size,
             min_batch_size=self._min_batch_size,
             min_batch_wait_s=self._min_batch_wait_s,
-            device=devices.storing,
+            device=runner.devices.storing,
         )
-        rollout.start_from(first_row)
-        return rollout  # type: ignore[return-value]
 
     def _assemble(self, assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
         """The frames of each env by themselves: in a row, one env's follow another's."""

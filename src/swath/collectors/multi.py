@@ -412,7 +412,7 @@ class MultiCollector(WorkerBatches):
         states = {f"worker{i}": own for i, own in self._ask_each("state_dict")}
         return {**states, **self._counters()}
 
-    def _check_state(self, state_dict: Any, strict: bool) -> None:
+    def check_state(self, state_dict: Any, strict: bool) -> None:
         """Raise what workers would raise, and change nothing: they go on with what they do."""
         who, expected = type(self).__name__, f"the state of a MultiCollector of {count(self.num_workers, 'worker')}"
         require_counters(who, state_dict, expected)
@@ -432,7 +432,7 @@ class MultiCollector(WorkerBatches):
         """
         self._require_open()
         self._require_still("load_state_dict")
-        self._check_state(state_dict, strict)
+        self.check_state(state_dict, strict)
         states = [state_dict[name] for name in numbered(state_dict, "worker")]
         load_all_or_nothing(self.policy, state_dict, strict)
         for handle, state in zip(self._workers.handles, states, strict=True):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from swath.collectors.arguments import (
-    casting_device,
-    on_device,
-    prepare_for_limit,
-    random_specs,
-)
 from swath.collectors.backends import FRONT_DOOR, is_asked_for, make_collector, refuse_front_door
 from swath.collectors.base import BaseCollector
 from swath.collectors.budget import Budget
@@ -34,15 +28,12 @@ from swath.envs.making import make_env
 from swath.envs.paths import parts_of, resolve_path
 from swath.errors import CollectorClosed, EnvClosed
 from swath.keys import Key, leaves_of
-from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import Control
-from swath.rollout.delivery import Stamps, batch_fields
-from swath.rollout.exploration import exploring
-from swath.rollout.layout import CPU, Field
-from swath.rollout.loop import Rollout, first_observations
-from swath.rollout.plan import CallOptions, PolicyPlan
-from swath.weight_update.strategy import WeightStrategy
+from swath.rollout.layout import Layout
+from swath.rollout.loop import Rollout
+from swath.rollout.plan import PolicyPlan
+from swath.weight_update.strategy import apply_to_all
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import apply_weights, choose_sources, weights_for_part
 
@@ -73,11 +64,11 @@ class Collector(BaseCollector):
     @property
     def exploration_type(self) -> InteractionType | None:
         """How probabilistic policies choose. May be assigned."""
-        return self._exploration_type
+        return self.runner.exploration_type
 
     @exploration_type.setter
     def exploration_type(self, exploration_type: InteractionType | str | None) -> None:
-        self._exploration_type = None if exploration_type is None else InteractionType(exploration_type)
+        self.runner.explore(exploration_type)
 
     _config_class = SingleConfig
     _not_kept = FRONT_DOOR
@@ -160,72 +151,38 @@ class Collector(BaseCollector):
                 env.close(raise_if_closed=False)
             raise
         self._rollout.random_frames_left = self._init_random_frames = config.init_random_frames or 0
-        self._profiler: RolloutProfiler | None = None
         self._stop = None if config.interruptor is None else config.interruptor.collection_stopped
-        self._no_cuda_sync = config.no_cuda_sync
         self._updater = adopt_updater(config.weight_updater, self)
 
     def _resolve_budget(self, frames_per_batch: Any, total_frames: Any, env: EnvBase) -> Budget:
         return Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel())
 
     def _set_up(self, env: EnvBase, config: SingleConfig) -> None:
-        devices = config.devices()
-        self.exploration_type = config.exploration_type
         self.reset_at_each_iter = config.reset_at_each_iter
         self.return_same_td = config.return_same_td
         self.worker_idx = config.worker_idx
-        self._traj_ids = TrajectoryIds() if config.traj_pool is None else config.traj_pool
-        self._control = config.control
-        max_steps = config.max_frames_per_traj
-        if max_steps is not None and env.limit_episodes(max_steps):
-            max_steps = None
-        policy = config.policy_factory() if config.policy_factory is not None else config.policy
         budget = self._resolve_budget(config.frames_per_batch, config.total_frames, env)
-        stamps = Stamps(
-            traj_ids=config.track_traj_ids,
-            step_count=max_steps is not None,
-            policy_version=config.track_policy_version,
-            compact_obs=config.compact_obs,
-        )
         postprocessing, assembler = config.postprocessing(), config.assembler()
-        if devices.env is not None and env.device != devices.env:
-            env = env.to(devices.env)
-        if stamps.step_count:
-            prepare_for_limit(env)
-        self.env = env
-        #: Envs in processes of their own need the cores more than torch does, whose idle threads spin.
-        self._num_threads = threads_left(getattr(env, "num_busy_processes", 0))
-        self._devices = devices
-        self._stamps = stamps
-        self._given_policy = policy
-        self.policy = on_device(policy, devices.policy)
-        env.complete_policy(self.policy)
-        self._policy_version = 0
-        self._has_begun = False
-        self._random_stream = RandomStream(devices.policy)
-        with GENERATOR_LOCK, torch.inference_mode(False):  # the policy's first call puts random state back
-            self._rollout = self._make_rollout(env, budget, stamps, max_steps, config.call_options())
-        self._structure = env.row_layout().structure
-        if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in self.fields):
+        #: What hosts (``swath.remote``) use, too.
+        self.runner = runner = Runner.of(type(self).__name__, env, config)
+        self.env, self.policy = runner.env, runner.policy
+        runner.build(partial(self._make_rollout, budget), config.call_options())
+        self._structure = runner.structure
+        if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in runner.fields):
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         super().__init__(budget, postprocessing, assembler, config.replay_buffer, config.extend_buffer)
         if assembler is not None:
-            assembler.fragments = self._rollout.boundaries.fragments
-        if hasattr(postprocessing.postproc, "to") and devices.storing is not None:
-            postprocessing.postproc.to(devices.storing)  # type: ignore[union-attr]
-        for part in (policy, env):
+            assembler.fragments = runner.fragments
+        if hasattr(postprocessing.postproc, "to") and runner.devices.storing is not None:
+            postprocessing.postproc.to(runner.devices.storing)  # type: ignore[union-attr]
+        for part in (runner.given_policy, runner.env):
             # Asked of its class: an env in processes gives any name, as its children's.
             if callable(getattr(type(part), "register_collector", None)):
                 part.register_collector(self)
 
-    def _resolve_plan(
-        self, env: EnvBase, first_row: dict[Key, torch.Tensor], call_options: CallOptions
-    ) -> PolicyPlan | None:
-        if isinstance(self.policy, RandomPolicy):
-            return None
-        device = casting_device(self._devices.policy, env)
-        with torch.no_grad():
-            return PolicyPlan.resolve(self.policy, env, first_row, device=device, options=call_options)
+    @property
+    def _rollout(self) -> Rollout:
+        return self.runner.rollout
 
     def policy_plan(self) -> str:
         """How the policy is called, and why not faster.
@@ -246,31 +203,8 @@ class Collector(BaseCollector):
         """
         return self.env.plan()
 
-    def _make_rollout(
-        self,
-        env: EnvBase,
-        budget: Budget,
-        stamps: Stamps,
-        max_frames_per_traj: int | None,
-        call_options: CallOptions,
-    ) -> Rollout:
-        devices = self._devices
-        first_row = first_observations(env)
-        plan = self._resolve_plan(env, first_row, call_options)
-        rollout = Rollout(
-            env,
-            plan,
-            env.row_layout() if plan is None else plan.layout,
-            budget.steps_per_batch,
-            stamps=stamps,
-            ids=self._traj_ids,
-            max_frames_per_traj=max_frames_per_traj,
-            device=devices.storing,
-            action_specs=random_specs(self.policy),
-            control=self._control,
-        )
-        rollout.start_from(first_row)
-        return rollout
+    def _make_rollout(self, budget: Budget, plan: PolicyPlan | None, layout: Layout) -> Rollout:
+        return self.runner.in_step(budget.steps_per_batch, plan, layout)
 
     def _work(self) -> Any:
         work = super()._work()
@@ -285,24 +219,31 @@ class Collector(BaseCollector):
     def _collect_batch(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
         if self._closed:
             raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
-        with self._rollout.control.collecting(), self._in_force():
-            self._has_begun = True
-            return self._rollout.collect(
+        rollout = self._rollout
+        self._restart_if_asked()
+        with rollout.control.collecting(), self.runner.running():
+            return rollout.collect(
                 num_steps,
-                policy_version=self._policy_version,
+                policy_version=self.runner.policy_version,
                 stop=self._stop,
                 num_envs=num_envs,
                 reuse_memory=self.return_same_td,
             )
 
+    def _restart_if_asked(self) -> None:
+        if self.reset_at_each_iter and self._iter:
+            self._restart()
+
+    # Batches for a host, who counts their frames.
+
     def collect_into(self, leaves: Mapping[Key, torch.Tensor], num_steps: int, random_frames: int = 0) -> int:
-        """For a worker: a batch into memory of ``fields``, not counted; how many steps it got.
+        """For a worker: a batch into memory of the runner's ``fields``; how many steps it got.
 
         If it raises, ``salvage_into()`` says how many were complete.
         """
         self._rollout.random_frames_left = random_frames
-        self._has_begun = True
-        with self._in_force():
+        self._restart_if_asked()
+        with self.runner.running():
             num_steps = self._rollout.collect_into(leaves, num_steps)
         self._iter += 1
         return num_steps
@@ -310,29 +251,16 @@ class Collector(BaseCollector):
     def salvage_into(self) -> int:
         return self._rollout.salvage_into()
 
-    @property
-    def fields(self) -> list[Field]:
-        """Every key of a batch in CPU memory."""
-        return batch_fields(self._rollout.strip.layout, self._stamps, CPU)
+    def collect_part(self, num_steps: int, num_envs: int | None, random_frames: int) -> tuple[TensorDictBase, int]:
+        """For a node: a batch, of its first envs only (None: of all); and how many random frames were not taken."""
+        self._rollout.random_frames_left = random_frames
+        batch = self._collect_batch(num_steps, num_envs)
+        self._iter += 1
+        return batch, max(0, self._rollout.random_frames_left)
 
-    @contextlib.contextmanager
-    def _in_force(self) -> Iterator[None]:
-        """No gradients, the exploration type, and the collector's own random stream."""
-        if self.reset_at_each_iter and self._iter:
-            self._restart()
-        if self._profiler is not None and self._profiler.finished:
-            self._profiler = None
-        with (
-            limited_threads(self._num_threads),
-            torch.inference_mode(False),  # what is delivered must be fit for training, wherever it is collected
-            torch.no_grad(),
-            exploring(self.exploration_type),
-            self._random_stream.active(),
-            self._profiler.rollout() if self._profiler else contextlib.nullcontext(),
-        ):
-            yield
-        if not self._no_cuda_sync:
-            self._devices.synchronize()
+    def flat_rollout(self) -> TensorDictBase:
+        """For a worker: a batch of the fields that go through shared memory; not as the env's TensorDicts are."""
+        return self._collect_batch(self._budget.steps_per_batch, None)
 
     def _salvage(self) -> TensorDictBase | None:
         return self._rollout.salvage()
@@ -353,10 +281,6 @@ class Collector(BaseCollector):
         if self._assembler is not None:
             self._assembler.drop_all()
         return self._restore(batch, self._objects(batch))
-
-    def flat_rollout(self) -> TensorDictBase:
-        """For a worker: a batch of the fields that go through shared memory."""
-        return self._collect_batch(self._budget.steps_per_batch, None)
 
     def _objects(self, batch: TensorDictBase) -> Mapping[int, Any]:
         if self._structure is None or not self._structure.has_objects or not batch.batch_size.numel():
@@ -381,7 +305,7 @@ class Collector(BaseCollector):
         if self._assembler is not None and env_ids is None:
             self._assembler.drop_all()
         elif self._assembler is not None:
-            self._assembler.drop(self._rollout.boundaries.traj_ids[env_ids])
+            self._assembler.drop(self.runner.trajectories_of(env_ids))
         self._rollout.reset(env_ids, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
@@ -390,7 +314,7 @@ class Collector(BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         self._require_still("set_seed")
-        self._random_stream.seed(int(seed))
+        self.runner.seed_random(int(seed))
         following = self.env.set_seed(seed, static_seed)
         self._restart()
         return following
@@ -428,8 +352,8 @@ class Collector(BaseCollector):
         if self._updater is not None:
             self._updater.push_weights(source)
             return
-        if source is None and isinstance(self._given_policy, torch.nn.Module):
-            source = self._given_policy
+        if source is None and isinstance(self.runner.given_policy, torch.nn.Module):
+            source = self.runner.given_policy
         # The user's own object may collect: what was trained is in it already.
         self.send_weights(None if source is self.policy else source)
 
@@ -442,52 +366,28 @@ class Collector(BaseCollector):
         if weights is None:
             raise TypeError(f"update_policy_weights_: give the weights for {path!r}")
         parts, weights = parts_of(self, path), weights_for_part(weights)
-
-        def apply() -> None:
-            for part in parts:
-                WeightStrategy().apply_weights(part, weights)
-            self.env_was_changed()
-            self._policy_version += 1
-            self._rollout.control.policy_version = self._policy_version
-
-        self._rollout.control.run(apply)
-
-    def env_was_changed(self) -> None:
-        """Before the first batch: what was observed when this collector was made is not what the env gives now."""
-        if not self._has_begun:
-            self._restart()
+        self.runner.change_weights(lambda: apply_to_all(parts, weights), in_env=True)
 
     def send_weights(self, weights: Any, worker_ids: Any = None) -> None:
-        """Weights of the policy, for updaters; None if it has them.
-
-        Applied between two steps, whichever thread collects: a policy that computes has all of the old ones or all of
-        the new.
-        """
-
-        def apply() -> None:
-            if weights is not None:
-                apply_weights(self.policy, weights)
-            self._policy_version += 1
-            self._rollout.control.policy_version = self._policy_version
-
-        self._rollout.control.run(apply)
+        """Weights of the policy, for updaters; None if it has them. Applied between two steps."""
+        policy = self.policy
+        self.runner.change_weights(None if weights is None else lambda: apply_weights(policy, weights))
 
     @property
     def policy_version(self) -> int:
         """How often the weights were updated."""
-        return self._policy_version
+        return self.runner.policy_version
 
     def get_policy_version(self) -> int:
-        return self._policy_version
+        return self.runner.policy_version
 
     def increment_version(self) -> None:
-        self._policy_version += 1
+        self.runner.policy_version += 1
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _begin_ids_at(self, first: int) -> None:
-        self._traj_ids.begin_at(first)
-        self._rollout.boundaries.rename_fresh()
+        self.runner.begin_ids_at(first)
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, trajectory ids, random state, the policy's weights, and what the env can save of itself."""
@@ -498,24 +398,8 @@ class Collector(BaseCollector):
                 self._require_open_unless(False)  # envs in workers end with it
                 raise
 
-    @property
-    def _saved_parts(self) -> SavedParts:
-        return SavedParts(type(self).__name__, self.env, self.policy)
-
     def _state_dict(self) -> dict[str, Any]:
-        return {
-            **self._saved_parts.save(),
-            "frames": self._frames,
-            "iter": self._iter,
-            "traj_pool": self._traj_ids.next_id,
-            "policy_version": self._policy_version,
-            "random_frames_left": self._rollout.random_frames_left,
-            "random_state": self._random_stream.state_dict(),
-        }
-
-    def _check_state(self, state_dict: Mapping[str, Any], strict: bool) -> None:
-        """Raise what ``load_state_dict`` would raise, and change nothing."""
-        self._saved_parts.check(state_dict, strict)
+        return {**self.runner.state_dict(), "frames": self._frames, "iter": self._iter}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken; with new episodes, since envs cannot be put into the middle of one.
@@ -525,21 +409,17 @@ class Collector(BaseCollector):
         """
         self._require_open_unless(False)
         self._require_still("load_state_dict")
-        self._saved_parts.load(state_dict, strict)
+        self.runner.load_state_dict(state_dict, strict)
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
-        self._traj_ids.next_id = max(self._traj_ids.next_id, state_dict["traj_pool"])
-        self._policy_version = state_dict["policy_version"]
-        self._rollout.random_frames_left = state_dict["random_frames_left"]
-        self._random_stream.load_state_dict(state_dict["random_state"])
-        self._restart()
-        self._rollout.abandon()
+        if self._assembler is not None:
+            self._assembler.drop_all()
         self._iterator = None
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "policy_version": self._policy_version, "num_envs": self._rollout.num_envs}
+        return {**super().stats(), "policy_version": self.policy_version, "num_envs": self._rollout.num_envs}
 
     def getattr_policy(self, name: str) -> Any:
         return getattr(self.policy, name)
@@ -585,10 +465,10 @@ class Collector(BaseCollector):
         """Profile the first rollouts with torch's profiler; see ``ProfileConfig`` for the arguments."""
         if self._iter:
             raise RuntimeError("enable_profile must be called before the first batch is collected")
-        self._profiler = RolloutProfiler(ProfileConfig(**config))
+        self.runner.profiler = RolloutProfiler(ProfileConfig(**config))
 
     def disable_profile(self) -> None:
-        self._profiler = None
+        self.runner.profiler = None
 
     def get_model(self, model_id: str) -> Any:
         if model_id != "policy":

@@ -1,7 +1,6 @@
-"""What runs in a worker process: its envs, its policy, and the orders it follows.
+"""What runs in a worker process: a host of collectors whose batches go into shared memory, and the orders it follows.
 
-A worker has one or more lanes. A lane is a ``Collector`` whose batches go into shared memory: the same rollout as
-everywhere. Envs without a batch size of their own share a lane, and so a policy call.
+Envs without a batch size of their own share a lane of the host, and so a policy call; others have one each.
 """
 
 from __future__ import annotations
@@ -12,23 +11,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from swath.collectors.single import Collector
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.data.postprocessing import Stored
 from swath.data.shared_track_writer import SharedTrackWriter
 from swath.envs.base import EnvBase
-from swath.envs.paths import parts_of_env, resolve_path
 from swath.envs.serial import side_by_side
-from swath.errors import StateMismatch, add_note, told
+from swath.errors import add_note, told
 from swath.keys import Key
 from swath.process.channel import Channel, pack
 from swath.process.memory import map_descriptor
-from swath.process.seeding import derived_seed, seed_process
+from swath.process.seeding import seed_process
 from swath.remote.blocks import BlockLayout
 from swath.remote.requests import (
     INTO_BUFFER,
@@ -39,8 +35,6 @@ from swath.remote.requests import (
     random_in_rows,
 )
 from swath.rollout.boundaries import TrajectoryIds
-from swath.rollout.structure import Objects
-from swath.states import numbered
 from swath.workers.spec import Incarnation
 from swath.workers.status_page import Ledger, StatusPage
 
@@ -74,28 +68,6 @@ class WorkerControl:
         return task()
 
 
-@dataclass
-class Lane:
-    """A collector, and the members of this worker that it serves."""
-
-    collector: Collector
-    members: range
-    ids: TrajectoryIds
-    fragments_told: set[int] = field(default_factory=set)
-
-    @property
-    def num_envs(self) -> int:
-        return self.collector.env.batch_size.numel()
-
-    @property
-    def objects(self) -> Objects:
-        return self.collector.env.objects
-
-    def first_env(self) -> EnvBase:
-        env = self.collector.env
-        return env.children[0] if len(self.members) > 1 else env
-
-
 class Worker:
     """Follows orders until it is told to leave, or its owner is gone."""
 
@@ -113,8 +85,8 @@ class Worker:
         self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
         self._buffer: SharedTrackWriter | None = None
         self.leaving = False
-        self.lanes: list[Lane] = []
         self._made: list[EnvBase] = []
+        self._host = CollectorHost(spec.worker, [], self._made, self._control)
 
     # -- making ----------------------------------------------------------------------------------------------------
 
@@ -135,17 +107,18 @@ class Worker:
             lanes = [(env, range(member, member + 1)) for env, member in zip(envs, plan.members, strict=True)]
         for env, members in lanes:
             env.first_index = members.start if not envs[0].batch_size else 0
-            self.lanes.append(self._make_lane(env, members))
-        self._control.ids = self.lanes[0].ids if len(self.lanes) == 1 else None
-        first = self.lanes[0].collector
+            self._host.lanes.append(self._make_lane(env, members))
+        made = self._host.lanes
+        self._control.ids = made[0].ids if len(made) == 1 else None
+        runner = self._host.first.runner
         self._page.write(started_at=time.monotonic())
         return WorkerDescription(
             env_size=envs[0].batch_size,
-            fields=tuple(first.fields),
+            fields=tuple(runner.fields),
             env=str(envs[0]),
             merged=merged,
-            has_weights=isinstance(first.policy, torch.nn.Module),
-            structure=first._structure,
+            has_weights=self._host.has_weights,
+            structure=runner.structure,
         )
 
     def _make_lane(self, env: EnvBase, members: range) -> Lane:
@@ -186,21 +159,13 @@ class Worker:
             scheme.connect(worker_idx=self._spec.worker)
 
     def get_models(self, model_id: str) -> list[Any]:
-        """The modules behind an id: "policy", or a path such as "env.transform[0]" in every collector."""
-        if model_id == "policy":
-            return list({id(lane.collector.policy): lane.collector.policy for lane in self.lanes}.values())
-        if model_id.startswith("env."):  # of each env by itself, also where several share a lane
-            return [part for env in self._made for part in parts_of_env(env, model_id)]
-        return [resolve_path(lane.collector, model_id) for lane in self.lanes]
+        """Called by a scheme: what it puts weights into."""
+        return self._host.get_models(model_id)
 
     def weights_applied(self, model_id: str, version: int | None) -> None:
         """Called by a scheme, before it acknowledges."""
-        self._control.policy_version = self._control.policy_version + 1 if version is None else version
+        self._host.weights_applied(model_id, version)
         self._page.write(policy_version=self._control.policy_version)
-        for lane in self.lanes:
-            lane.collector._policy_version = self._control.policy_version
-            if model_id.startswith("env."):
-                lane.collector.env_was_changed()
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -260,8 +225,7 @@ class Worker:
         self._orders.clear()
         self._unwanted = self._current is not None
         if undelivered:
-            for lane in self.lanes:
-                lane.collector._rollout.give_up()
+            self._host.give_up()
 
     def _on_stop(self, number: int) -> None:
         """End an order after the steps that were taken; one that was not begun, without any."""
@@ -269,14 +233,15 @@ class Worker:
             self._control.stop_requested = True
         for order in [order for order in self._orders if order.number == number]:
             self._orders.remove(order)
-            nothing = CollectResult(number, [0] * len(self.lanes), [(0, self._control.policy_version)], [])
+            nothing = CollectResult(number, [0] * len(self._host.lanes), [(0, self._control.policy_version)], [])
             self._channel.send("ready", *nothing)
 
     def _on_close(self) -> None:
         self.leaving = True
 
     def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._channel.answer(number, lambda: getattr(self, name)(*args, **kwargs))
+        who = self if name in self._OWN_ANSWERS else self._host
+        self._channel.answer(number, lambda: getattr(who, name)(*args, **kwargs))
 
     def _collect(self, order: CollectRequest) -> None:
         page, control = self._page, self._control
@@ -289,8 +254,8 @@ class Worker:
         page.add(batches=1)
         steps: list[int] = []
         try:
-            for lane in self.lanes if order.anew else ():
-                lane.collector._rollout.give_up()
+            if order.anew:
+                self._host.give_up()
             for lane, part, num_steps, random_frames in self._parts(order):
                 steps.append(lane.collector.collect_into(part, num_steps, random_frames) if num_steps else 0)
             if order.block == INTO_BUFFER:
@@ -318,8 +283,8 @@ class Worker:
             self._views[key] = layout.leaves(memory, order.steps)
         leaves = self._views[key]
         parts = []
-        first_row, num_rows = 0, sum(lane.num_envs for lane in self.lanes)
-        for lane in self.lanes:
+        first_row, num_rows = 0, self._host.num_envs
+        for lane in self._host.lanes:
             start = order.members.start + lane.members.start - self._spec.members.start
             members = range(start, start + len(lane.members))
             part = layout.part(leaves, members, order.steps, order.first_step)
@@ -331,7 +296,7 @@ class Worker:
 
     def _objects_of(self, order: CollectRequest, steps: list[int]) -> dict[int, Any]:
         """What goes with a batch because it is no tensor of a fixed shape; it is not needed here any more."""
-        structure = self.lanes[0].collector._structure
+        structure = self._host.first.runner.structure
         found: dict[int, Any] = {}
         if structure is None or not structure.has_objects:
             return found
@@ -343,44 +308,35 @@ class Worker:
     def _write(self, order: CollectRequest, steps: list[int]) -> None:
         """What was collected becomes part of the replay buffer."""
         assert self._buffer is not None
-        rows_left = sum(lane.num_envs for lane in self.lanes) if order.num_rows is None else order.num_rows
+        rows_left = self._host.num_envs if order.num_rows is None else order.num_rows
         row = 0
         for (lane, part, _, _), taken in zip(self._parts(order), steps, strict=True):
             rows = min(lane.num_envs, rows_left)
             if taken and rows:
-                fragments = lane.collector._rollout.boundaries.fragments
-                self._buffer.write({key: leaf[:rows, :taken] for key, leaf in part.items()}, row, fragments)
+                self._buffer.write({key: leaf[:rows, :taken] for key, leaf in part.items()}, row, lane.runner.fragments)
             row, rows_left = row + lane.num_envs, rows_left - rows
 
     def _after(self, order: CollectRequest, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
-        fragments: list[int] = []
-        env_s = policy_s = frames = 0.0
-        next_id = 0
-        for lane, taken in zip(self.lanes, steps, strict=True):
-            rollout = lane.collector._rollout
-            frames += taken * lane.num_envs
-            env_s += rollout.timing.env_s  # type: ignore[union-attr]
-            policy_s += rollout.timing.policy_s  # type: ignore[union-attr]
-            next_id = max(next_id, lane.ids.next_id)
-            new = rollout.boundaries.fragments - lane.fragments_told
-            lane.fragments_told |= new
-            fragments += new
-        self._page.write(env_s=env_s, policy_s=policy_s, next_traj_id=next_id)
-        self._page.add(frames=frames, steps=sum(steps))
-        self._page.write(beat=0)  # its steps are among the frames now
-        versions = self.lanes[0].collector._rollout.versions
+        host, page = self._host, self._page
+        env_s, policy_s = host.seconds
+        page.write(env_s=env_s, policy_s=policy_s, next_traj_id=host.next_id)
+        page.add(frames=sum(taken * lane.num_envs for lane, taken in zip(host.lanes, steps, strict=True)))
+        page.add(steps=sum(steps))
+        page.write(beat=0)  # its steps are among the frames now
+        versions = host.first.runner.versions
         if order.first_step:
             versions = [(max(step, 0) + order.first_step, version) for step, version in versions]
-        return versions, fragments
+        return versions, host.new_fragments()
 
     def _give_up(self, order: CollectRequest, error: BaseException, steps: list[int]) -> None:
         """An env or the policy raised: say so, with what was complete before it, and leave."""
-        while_collecting = len(steps) < len(self.lanes)  # else it was a postproc
+        lanes = self._host.lanes
+        while_collecting = len(steps) < len(lanes)  # else it was a postproc
         if while_collecting:
             with suppress(Exception):
-                steps.append(self.lanes[len(steps)].collector.salvage_into())
-        steps += [0] * (len(self.lanes) - len(steps))
+                steps.append(lanes[len(steps)].collector.salvage_into())
+        steps += [0] * (len(lanes) - len(steps))
         if order.block == INTO_BUFFER and while_collecting:
             self._write_rest(order, error, steps)
         self._channel.send("failed", order.number, pack(error), [step + order.first_step for step in steps])
@@ -395,80 +351,32 @@ class Worker:
         else:
             self._channel.send("ready", *CollectResult(order.number, steps, *self._after(order, steps)))
 
-    # -- calls -----------------------------------------------------------------------------------------------------
+    # -- calls: what the host does not answer alone --------------------------------------------------------------------
+
+    _OWN_ANSWERS = frozenset({"set_seed", "reset", "load_state_dict", "get_distant_attr", "stored", "measure_steps"})
 
     def set_seed(self, seed: int, static_seed: bool) -> int | None:
-        following: int | None = seed
         if self._buffer is not None:
             self._buffer.drop()
-        for lane in self.lanes:
-            following = lane.collector.set_seed(seed, static_seed)
-            # Envs may be alike where that was asked for; what workers draw by themselves may not.
-            lane.collector._random_stream.seed(derived_seed(seed, lane.members.start))
-            seed = seed if following is None else following
-        seed_process(seed, self._spec.worker)
-        return following
+        return self._host.set_seed(seed, static_seed)
 
     def reset(self, members: Sequence[int], **kwargs: Any) -> list[int]:
         """Start anew; the ids of the trajectories that are cut by it."""
-        cut: list[int] = []
-        for lane in self.lanes:
-            each = lane.num_envs // len(lane.members)
-            rows = [row for row in range(lane.num_envs) if lane.members[row // each] in members]
-            if rows:
-                cut += lane.collector._rollout.boundaries.traj_ids[rows].tolist()
-                lane.collector.reset(None if len(rows) == lane.num_envs else rows, **kwargs)
+        cut = self._host.reset_members(members, **kwargs)
         if self._buffer is not None:  # what waits there to be whole
             self._buffer.drop(cut)
         return cut
 
-    def begin_ids_at(self, first: int) -> None:
-        """Draw no trajectory id below this any more."""
-        for lane in self.lanes:
-            lane.collector._begin_ids_at(first)
-
-    def state_dict(self) -> dict[str, Any]:
-        states = [lane.collector.state_dict() for lane in self.lanes]
-        return states[0] if len(states) == 1 else {f"lane{i}": state for i, state in enumerate(states)}
-
-    def check_state(self, state: Any, strict: bool) -> None:
-        """Raise what ``load_state_dict`` would raise, and change nothing."""
-        for lane, own in zip(self.lanes, self._by_lane(state), strict=True):
-            lane.collector._check_state(own, strict)
-
-    def _by_lane(self, state: Any) -> list[Any]:
-        if len(self.lanes) == 1:
-            return [state]
-        names = numbered(state, "lane")
-        if len(names) != len(self.lanes):
-            raise StateMismatch(
-                f"load_state_dict was given a worker's state of {len(names) or 1} batches of envs, and worker "
-                f"{self._spec.worker} has {len(self.lanes)}; make the collector with the same envs and num_workers"
-            )
-        return [state[name] for name in names]
-
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
-        for lane, own in zip(self.lanes, self._by_lane(state), strict=True):
-            lane.collector.load_state_dict(own, strict)
-        self._control.policy_version = self.lanes[0].collector._policy_version
+        self._host.load_state_dict(state, strict)
         self._page.write(policy_version=self._control.policy_version)
 
-    def getattr_env(self, name: str) -> Any:
-        return getattr(self.lanes[0].first_env(), name)
-
-    def getattr_policy(self, name: str) -> Any:
-        return getattr(self.lanes[0].collector.policy, name)
-
     def get_distant_attr(self, path: str) -> Any:
-        return self.lanes[0].collector.get_distant_attr(path)[0]
-
-    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        results = [lane.collector.cascade_execute(path, *args, **kwargs) for lane in self.lanes]
-        return results[0] if len(results) == 1 else results
+        return self._host.get_distant_attr(path)[0]
 
     def stored(self, processing: bytes) -> Stored:
         """What a batch of one member becomes in a replay buffer: tried out with a real one, which is thrown away."""
-        lane = self.lanes[0]
+        lane = self._host.lanes[0]
         batch = lane.collector.flat_rollout()
         lane.collector.reset()
         own = batch[0] if len(lane.members) > 1 else batch
@@ -476,7 +384,7 @@ class Worker:
 
     def measure_steps(self, seconds: float) -> tuple[float, float]:
         """Collect for a while, and throw it away: wall and CPU seconds."""
-        collector = self.lanes[0].collector
+        collector = self._host.first
         collector.flat_rollout()
         started, cpu_s = time.monotonic(), time.process_time()
         while time.monotonic() - started < seconds:
@@ -494,8 +402,7 @@ class Worker:
         for scheme in self._receivers.values():
             with suppress(Exception):
                 scheme.shutdown()
-        for lane in self.lanes:
-            lane.collector.shutdown(raise_on_error=False)
+        self._host.close()
         for env in self._made:
             with suppress(Exception):
                 env.close(raise_if_closed=False)

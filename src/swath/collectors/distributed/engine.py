@@ -1,11 +1,14 @@
-"""Engine: where nodes run, and how the driver reaches them. Ray, torch.distributed and torch RPC are three of them."""
+"""Engine: where nodes run, and how the driver reaches them. Ray, torch.distributed and torch RPC are three of them.
+
+docs/architecture.md, "Another engine", says what each method may rely on, and what is relied on.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.data.payload import Bytes
 
 

@@ -14,7 +14,7 @@ from swath.collectors.distributed.launchers import Launcher, make_launcher
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """See ``DistributedCollector``."""
+    """See ``LaunchedCollector``."""
 
     name: str
     slurm_kwargs: Mapping[str, Any] | None

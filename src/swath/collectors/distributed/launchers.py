@@ -37,6 +37,7 @@ LAUNCHERS = ("mp", "submitit", "submitit_delayed", "folder")
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_LEAVE = 3.0
+_SECONDS_TO_SAY_WHY = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Ticket:
 
     node: int
     incarnation: int
-    #: ``run(ticket)`` of this module makes the node.
+    #: ``serve(ticket)`` of this module makes the node.
     engine: str
     #: The plan, by cloudpickle: over a pipe, or in a folder, of the user's own.
     plan: bytes
@@ -69,6 +70,14 @@ class NodeProcess(Protocol):
     def end(self, timeout_s: float) -> None:
         """See to it that it ends, by itself if it does so in time."""
         ...
+
+
+def how_it_ended(process: NodeProcess) -> str | None:
+    """Of one that is probably about to: its link is broken, and that comes first."""
+    deadline = time.monotonic() + _SECONDS_TO_SAY_WHY
+    while (how := process.has_ended()) is None and time.monotonic() < deadline:
+        time.sleep(_SECONDS_TO_SAY_WHY / 50)
+    return how
 
 
 class Launcher(Protocol):

@@ -105,23 +105,6 @@ class NodePlans:
         return [self.plan(node, *given) for node, given in enumerate(each)]
 
 
-def list_nodes(create_env_fn: Any, num_collectors: Any) -> list[Any]:
-    """A factory for each node."""
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
-        factories = list(create_env_fn)
-        if not factories:
-            raise ValueError("create_env_fn is an empty list; give a factory for every node")
-        if num_collectors is not None and len(factories) not in (1, num_collectors):
-            raise ValueError(
-                f"create_env_fn has {len(factories)} entries for num_collectors={num_collectors}; give one for each, "
-                "or one for all"
-            )
-        if num_collectors is not None and len(factories) == 1:
-            factories = factories * num_collectors
-        return factories
-    return [create_env_fn] * (1 if num_collectors is None else positive_int("num_collectors", num_collectors))
-
-
 def node_class(given: Any, num_workers: int) -> type:
     """The collector that runs on a node."""
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""DistributedCollector: nodes that are reached by torch.distributed.
+"""ProcessGroupEngine: nodes that are reached by torch.distributed. (What runs there: ``process_group_node.py``.)
 
 Driver and node have a process group of the two of them, so that nodes cannot disturb each other: one that is lost
 breaks its own group only, and there are as many connections as nodes. Both sides say every few seconds that they are
@@ -7,39 +7,32 @@ there; whoever hears nothing for ``node_timeout_s`` gives the other up.
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 import time
 import uuid
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
-import torch
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from swath.addresses import (
-    LOOPBACK,
-    is_loopback,
-    listen,
-    own_address,
-    resolve,
+from swath.addresses import listen, resolve
+from swath.collectors.distributed import process_group_node
+from swath.collectors.distributed.answers import lost, pass_on
+from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket, how_it_ended
+from swath.collectors.distributed.meeting import (
+    PINGS_PER_TIMEOUT,
+    body_device,
+    connect_to_store,
+    make_device,
+    require_secret,
 )
-from swath.collectors.distributed.launchers import (
-    Launcher,
-    NodeProcess,
-    Ticket,
-)
-from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.distributed.wire import (
     CALL,
     CLOSE,
     COLLECT,
-    DONE,
     FAILED,
     HELLO,
     PING,
@@ -47,62 +40,15 @@ from swath.collectors.distributed.wire import (
     Link,
     LinkBroken,
     Message,
-    describe_error,
     pack_value,
-    proof,
     revive_error,
     unpack_value,
 )
 from swath.data.payload import Bytes
-from swath.errors import NodeLost, told
+from swath.errors import NodeLost
 from swath.process import pickling
-from swath.rollout.layout import Field
 
-#: As in other libraries of this kind.
-DEFAULT_PORT = 10003
-_PINGS_PER_TIMEOUT = 4
 _SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_TO_SAY_WHY = 1.0
-
-
-def body_device(backend: str, rank: int) -> torch.device | None:
-    if backend != "nccl":
-        return None
-    if not torch.cuda.is_available():
-        raise RuntimeError("backend='nccl' needs CUDA, which this machine (or this build of torch) has not; use 'gloo'")
-    return torch.device("cuda", rank % torch.cuda.device_count())
-
-
-def make_device(address: str) -> Any:
-    try:
-        return ProcessGroupGloo.create_device(hostname=address)
-    except RuntimeError:
-        raise ValueError(
-            f"address={address!r} is not an address of this machine: give one that nodes can reach it by (`ip addr`)"
-        ) from None
-
-
-def connect_to_store(address: str, port: int, timeout_s: float) -> Any:
-    return TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s))
-
-
-def _describe(about: NodeDescription) -> dict[str, Any]:
-    fields = [[list(f.key), list(f.shape), str(f.dtype).removeprefix("torch.")] for f in about.fields]
-    return {**asdict(about), "fields": fields, "lead": list(about.lead)}
-
-
-def _described(about: dict[str, Any]) -> NodeDescription:
-    fields = tuple(
-        Field(tuple(key), torch.Size(shape), getattr(torch, dtype)) for key, shape, dtype in about.pop("fields")
-    )
-    return NodeDescription(fields=fields, lead=tuple(about.pop("lead")), **about)
-
-
-def _reported(about: dict[str, Any]) -> Report:
-    return Report(**{**about, "shape": tuple(about["shape"]), "fragments": tuple(about["fragments"])})
-
-
-# -- the driver's side -------------------------------------------------------------------------------------------------
 
 
 class _RemoteNode:
@@ -155,9 +101,9 @@ class _RemoteNode:
             if message.kind == FAILED:
                 future.set_exception(revive_error(message.about, self.number))
             elif kind == COLLECT:
-                future.set_result((_reported(message.about), message.body))
+                future.set_result((Report.of_json(message.about), message.body))
             elif kind == HELLO:
-                future.set_result(_described(message.about))
+                future.set_result(NodeDescription.of_json(message.about))
             else:
                 future.set_result(None if message.body is None else unpack_value(message.body))
         except Exception as error:
@@ -166,10 +112,7 @@ class _RemoteNode:
             raise error
 
     def lose(self, why: str) -> None:
-        deadline = time.monotonic() + _SECONDS_TO_SAY_WHY
-        while (how := self.process.has_ended()) is None and time.monotonic() < deadline:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        self.give_up(NodeLost(how or why, self.number))
+        self.give_up(NodeLost(how_it_ended(self.process) or why, self.number))
 
     def give_up(self, loss: NodeLost) -> None:
         """Whoever waits for an answer is told."""
@@ -230,7 +173,7 @@ class ProcessGroupEngine:
         threading.Thread(target=self._ping, name="swath-ping", daemon=True).start()
 
     def _ping(self) -> None:
-        while not self._closed.wait(self._timeout_s / _PINGS_PER_TIMEOUT):
+        while not self._closed.wait(self._timeout_s / PINGS_PER_TIMEOUT):
             for node in list(self._nodes.values()):
                 if node.link is not None and node.loss is None and not node.leaving:
                     with suppress(LinkBroken):
@@ -243,7 +186,7 @@ class ProcessGroupEngine:
         ticket = Ticket(
             node=plan.node,
             incarnation=plan.incarnation,
-            engine=__name__,
+            engine=process_group_node.__name__,
             plan=pickling.dumps_with_path(plan),
             where={
                 "address": self._address,
@@ -274,13 +217,12 @@ class ProcessGroupEngine:
                 start_timeout_s=self._start_timeout_s,
                 body_device=body_device(self._backend, 0),
             )
-            nonce = secrets.token_hex(16)
             if self._secret is not None:
-                self._check_secret(node, nonce)
+                require_secret(node.link, self._secret, node.number)
             hello = node.ask(HELLO, None)
             node.listener = threading.Thread(target=node.listen, name=f"swath-node-{node.number}", daemon=True)
             node.listener.start()
-            hello.add_done_callback(lambda done: _pass_on(done, future))
+            hello.add_done_callback(lambda done: pass_on(done, future))
         except Exception as error:
             how = node.process.has_ended()
             future.set_exception(NodeLost(how or str(error), node.number))
@@ -298,18 +240,6 @@ class ProcessGroupEngine:
             time.sleep(pause_s)
             pause_s = min(0.5, 1.2 * pause_s)  # there may be a thousand who look
 
-    def _check_secret(self, node: _RemoteNode, nonce: str) -> None:
-        """Each side proves to the other that it knows the secret; nobody says it."""
-        link, secret = node.link, self._secret
-        assert link is not None
-        assert secret is not None
-        link.send(HELLO, 0, {"nonce": nonce})
-        answer = link.receive().about
-        expected = proof(secret, nonce, f"node{node.number}")
-        if not secrets.compare_digest(answer["proof"], expected):
-            raise PermissionError("it does not know the secret")
-        link.send(HELLO, 0, {"proof": proof(secret, answer["nonce"], "driver")})
-
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def collect(self, node: int, order: Order) -> Future[tuple[Report, Bytes | None]]:
@@ -322,9 +252,7 @@ class ProcessGroupEngine:
         known = self._nodes.get(node)
         if known is not None:
             return known.ask(kind, about, body)
-        gone: Future[Any] = Future()
-        gone.set_exception(NodeLost("it was ended", node))
-        return gone
+        return lost(node, "it was ended")
 
     def set_weights(self, node: int, shared: Bytes, version: int, model_id: str) -> Future[None]:
         return self._ask(node, WEIGHTS, [version, model_id], shared)
@@ -375,151 +303,3 @@ class ProcessGroupEngine:
         """Sent, and received."""
         links = [node.link for node in self._nodes.values() if node.link is not None]
         return sum(link.num_bytes_sent for link in links), sum(link.num_bytes_received for link in links)
-
-
-def _pass_on(done: Future[Any], future: Future[Any]) -> None:
-    error = done.exception()
-    if error is None:
-        future.set_result(done.result())
-    else:
-        future.set_exception(error)
-
-
-# -- the node's side ---------------------------------------------------------------------------------------------------
-
-
-def serve(ticket: Ticket) -> None:
-    """Be a node until the driver says that it is done, or is gone."""
-    where = ticket.where
-    address = where["address"]
-    own = LOOPBACK if is_loopback(address) else own_address(address, where["port"])
-    store = connect_to_store(address, where["port"], where["start_timeout_s"])
-    store.set(f"{where['name']}/here", own)
-    link = Link(
-        store,
-        where["name"],
-        1,
-        make_device(own),
-        timeout_s=where["node_timeout_s"],
-        start_timeout_s=where["start_timeout_s"],
-        body_device=body_device(where["backend"], ticket.node + 1),
-    )
-    _NodeServer(link, ticket).run()
-
-
-class _NodeServer:
-    """The main thread collects; others listen, apply weights, and say that all is well."""
-
-    def __init__(self, link: Link, ticket: Ticket) -> None:
-        self._link = link
-        self._ticket = ticket
-        self._node: Node | None = None
-        self._work: SimpleQueue[Message | None] = SimpleQueue()
-        self._weights: SimpleQueue[Message] = SimpleQueue()
-        self._left = threading.Event()
-        self._lost: str | None = None
-
-    def run(self) -> None:
-        secret = self._ticket.where["secret"]
-        if secret is not None:
-            self._check_secret(secret)
-        for target in (self._listen, self._apply_weights, self._ping):
-            threading.Thread(target=target, name=f"swath{target.__name__}", daemon=True).start()
-        while (message := self._work.get()) is not None:
-            self._do(message)
-        self._left.set()
-        if self._node is not None:
-            self._node.close()
-        self._link.close()
-        if self._lost is not None:
-            where = self._ticket.where
-            driver = f"its driver ({where['address']}, port {where['port']})"
-            raise NodeLost(f"node {self._ticket.node} has lost {driver}: {self._lost}", self._ticket.node)
-
-    def _check_secret(self, secret: str) -> None:
-        nonce = secrets.token_hex(16)
-        asked = self._link.receive().about
-        mine = proof(secret, asked["nonce"], f"node{self._ticket.node}")
-        self._link.send(HELLO, 0, {"proof": mine, "nonce": nonce})
-        if not secrets.compare_digest(self._link.receive().about["proof"], proof(secret, nonce, "driver")):
-            raise PermissionError("the driver does not know the secret")
-
-    def _ping(self) -> None:
-        while not self._left.wait(self._link.timeout_s / _PINGS_PER_TIMEOUT):
-            with suppress(LinkBroken):
-                self._link.send(PING)
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                message = self._link.receive()
-                if message.kind == CLOSE:
-                    break
-                if message.kind == WEIGHTS:
-                    self._weights.put(message)
-                elif message.kind != PING:
-                    self._work.put(message)
-        except LinkBroken as broken:
-            self._lost = str(broken)
-        except Exception as error:
-            self._lost = told(error)
-        self._leave()
-
-    def _leave(self) -> None:
-        self._left.set()
-        if self._node is not None:
-            self._node.ask_to_stop()
-        self._work.put(None)
-        # A step that does not end must not keep the process.
-        threading.Thread(target=self._leave_anyway, name="swath-leave", daemon=True).start()
-
-    def _leave_anyway(self) -> None:
-        time.sleep(5.0)
-        os._exit(1)
-
-    def _apply_weights(self) -> None:
-        while True:
-            self._answer(self._weights.get(), self._set_weights)
-
-    def _set_weights(self, message: Message) -> tuple[Any, Any]:
-        version, model_id = message.about
-        assert self._node is not None
-        self._node.set_weights(message.body, version, model_id)  # type: ignore[arg-type]
-        return None, None
-
-    def _do(self, message: Message) -> None:
-        if message.kind == COLLECT:
-            self._answer(message, self._collect)
-        elif message.kind == CALL:
-            self._answer(message, self._call)
-        else:
-            self._answer(message, self._make)
-
-    def _answer(self, message: Message, do: Any) -> None:
-        try:
-            try:
-                about, body = do(message)
-            except BaseException as error:
-                self._link.send(FAILED, message.number, describe_error(error))
-            else:
-                self._link.send(DONE, message.number, about, body)
-        except LinkBroken:
-            pass  # whoever listens knows
-
-    def _make(self, message: Message) -> tuple[Any, Any]:
-        self._node = Node(self._ticket.make_plan())
-        return _describe(self._node.describe()), None
-
-    def _collect(self, message: Message) -> tuple[Any, Any]:
-        assert self._node is not None
-        report, payload = self._node.collect(Order(*message.about))
-        return asdict(report), payload
-
-    def _call(self, message: Message) -> tuple[Any, Any]:
-        assert self._node is not None
-        args, kwargs = unpack_value(message.body)  # type: ignore[arg-type]
-        value = self._node.call(message.about, args, kwargs)
-        return None, None if value is None else pack_value(value)
-
-
-# -- the collectors ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any, Unpack
 
 import cloudpickle
 
+from swath.collectors.assignment import list_nodes
+from swath.collectors.distributed.answers import PicklingNode, as_request, lost, opened
 from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
@@ -20,7 +22,6 @@ from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
 from swath.process import pickling
-from swath.process.channel import Packed, pack, unpack
 from swath.weight_update.nodes import RayWeightSyncScheme
 
 #: What an actor asks of Ray by default; give ``remote_configs`` for more.
@@ -30,34 +31,12 @@ _CONTROL = "control"
 _WATCH = "watch"
 
 
-class _Actor:
-    """What Ray runs. Exceptions are returned, so that they come out with their own type."""
+class _Actor(PicklingNode):
+    """What Ray runs."""
 
     def __init__(self) -> None:
-        self._node: Node | None = None
+        super().__init__()
         self._closing = threading.Event()
-
-    def make(self, plan: bytes) -> Any:
-        def make() -> NodeDescription:
-            self._node = Node(pickling.loads_with_path(plan))
-            return self._node.describe()
-
-        return _attempt(make)
-
-    def collect(self, order: Order) -> Any:
-        assert self._node is not None
-        node = self._node
-        return _attempt(lambda: node.collect(order))
-
-    def set_weights(self, weights: Bytes, version: int, model_id: str) -> Any:
-        assert self._node is not None
-        node = self._node
-        return _attempt(lambda: node.set_weights(weights, version, model_id))
-
-    def call(self, request: bytes) -> Any:
-        assert self._node is not None
-        node = self._node
-        return _attempt(lambda: pickling.dumps(node.call(*cloudpickle.loads(request))))
 
     def stay(self) -> None:
         """Returns when the node closes; so whoever waits for it learns of the actor's end, however it came."""
@@ -65,15 +44,8 @@ class _Actor:
 
     def close(self) -> None:
         self._closing.set()
-        if self._node is not None:
-            self._node.close()
-
-
-def _attempt(do: Any) -> Any:
-    try:
-        return do()
-    except BaseException as error:
-        return pack(error)
+        if self.node is not None:
+            self.node.close()
 
 
 class RayEngine:
@@ -117,15 +89,13 @@ class RayEngine:
         return self._ask(node, "set_weights", shared, version, model_id)
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._ask(node, "call", pickling.dumps((name, args, kwargs)), read=cloudpickle.loads)
+        return self._ask(node, "call", as_request(name, args, kwargs), read=cloudpickle.loads)
 
     def _ask(self, node: int, method: str, *args: Any, read: Any = None) -> Future[Any]:
         actor = self.actors.get(node)
-        if actor is not None:
-            return self._promise(node, getattr(actor, method).remote(*args), read)
-        gone: Future[Any] = Future()
-        gone.set_exception(NodeLost("it was ended", node))
-        return gone
+        if actor is None:
+            return lost(node, "it was ended")
+        return self._promise(node, getattr(actor, method).remote(*args), read)
 
     def _promise(self, node: int, reference: Any, read: Any = None) -> Future[Any]:
         """A reference as a future, which takes no thread and no polling however many there are."""
@@ -135,10 +105,7 @@ class RayEngine:
         def keep(done: Future[Any]) -> None:
             self._promises.discard(promise)
             try:
-                value = done.result()
-                if isinstance(value, Packed):
-                    raise unpack(value, node, f"node {node}")
-                value = value if read is None else read(value)
+                value = opened(done.result(), node, read)
             except BaseException as error:
                 if not promise.done():
                     promise.set_exception(self._lost(node, error))

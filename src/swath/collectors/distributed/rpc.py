@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Unpack
 
 import cloudpickle
@@ -25,21 +24,19 @@ from torch.distributed import rpc
 
 from swath import platforms
 from swath.addresses import LOOPBACK, is_loopback, own_address, warn_if_open
-from swath.collectors.distributed.arguments import NodesArguments
-from swath.collectors.distributed.driver import NodesCollector
+from swath.collectors.distributed.answers import PicklingNode, as_request, lost, opened, pass_on
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.launch_options import LaunchOptions
-from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket
-from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.launched import LaunchedArguments, LaunchedCollector
+from swath.collectors.distributed.launchers import Launcher, NodeProcess, Ticket, how_it_ended
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.legacy import Renamed
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.process import pickling
-from swath.process.channel import Packed, pack, unpack
+from swath.process.channel import Packed
 from swath.weight_update.nodes import RPCWeightSyncScheme
 
 _SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_TO_SAY_WHY = 1.0
 _PINGS_PER_TIMEOUT = 4
 #: One collects, one applies weights, the others answer.
 _THREADS = 4
@@ -100,45 +97,28 @@ def _interface_of(address: str) -> str:
 
 # -- what is called on a node ------------------------------------------------------------------------------------------
 
-_node: Node | None = None
+_served = PicklingNode()
 _leave = threading.Event()
 
 
-def _attempt(do: Any) -> Any:
-    try:
-        return do()
-    except BaseException as error:
-        return pack(error)
-
-
 def _make(plan: bytes) -> Any:
-    def make() -> NodeDescription:
-        global _node
-        _node = Node(pickling.loads_with_path(plan))
-        return _node.describe()
-
-    return _attempt(make)
+    return _served.make(plan)
 
 
 def _collect(order: tuple[Any, ...]) -> Any:
-    def collect() -> tuple[Report, torch.Tensor | None]:
-        assert _node is not None
-        report, payload = _node.collect(Order(*order))
-        return report, None if payload is None else torch.from_numpy(payload)
-
-    return _attempt(collect)
+    answer = _served.collect(Order(*order))
+    if isinstance(answer, Packed):
+        return answer
+    report, payload = answer
+    return report, None if payload is None else torch.from_numpy(payload)
 
 
 def _set_weights(weights: torch.Tensor, version: int, model_id: str) -> Any:
-    assert _node is not None
-    node = _node
-    return _attempt(lambda: node.set_weights(weights.numpy(), version, model_id))
+    return _served.set_weights(weights.numpy(), version, model_id)
 
 
 def _call(request: bytes) -> Any:
-    assert _node is not None
-    node = _node
-    return _attempt(lambda: pickling.dumps(node.call(*cloudpickle.loads(request))))
+    return _served.call(request)
 
 
 def _close() -> None:
@@ -174,9 +154,9 @@ def serve(ticket: Ticket) -> None:
             lost = error
             break
     _hush()
-    if _node is not None:
-        _node.ask_to_stop()
-        closing = threading.Thread(target=_node.close, daemon=True)
+    if _served.node is not None:
+        _served.node.ask_to_stop()
+        closing = threading.Thread(target=_served.node.close, daemon=True)
         closing.start()
         closing.join(5.0)
     if lost is not None:
@@ -265,7 +245,7 @@ class RPCEngine:
             self._joined = True
             for node, plan in self._plans.items():
                 made = self._ask(node, _make, pickling.dumps_with_path(plan))
-                made.add_done_callback(lambda done, future=self._started[node]: _pass_on(done, future))
+                made.add_done_callback(lambda done, future=self._started[node]: pass_on(done, future))
         except Exception as error:
             for node, future in self._started.items():
                 if not future.done():
@@ -301,8 +281,7 @@ class RPCEngine:
             if loss is None:
                 self._pending[node].add(promise)
         if loss is not None:
-            promise.set_exception(NodeLost(str(loss), node))
-            return promise
+            return lost(node, str(loss))
 
         def keep(done: torch.futures.Future[Any]) -> None:
             try:
@@ -316,9 +295,7 @@ class RPCEngine:
             if not known:
                 return
             try:
-                if isinstance(value, Packed):
-                    raise unpack(value, node, f"node {node}")
-                promise.set_result(value if read is None else read(value))
+                promise.set_result(opened(value, node, read))
             except BaseException as error:
                 promise.set_exception(error)
 
@@ -331,10 +308,7 @@ class RPCEngine:
         return promise
 
     def _why(self, node: int, error: Exception) -> str:
-        deadline = time.monotonic() + _SECONDS_TO_SAY_WHY
-        while (how := self._processes[node].has_ended()) is None and time.monotonic() < deadline:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return how or str(error).splitlines()[0]
+        return how_it_ended(self._processes[node]) or str(error).splitlines()[0]
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -352,7 +326,7 @@ class RPCEngine:
         return self._ask(node, _set_weights, shared, version, model_id)
 
     def call(self, node: int, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._ask(node, _call, pickling.dumps((name, args, kwargs)), read=cloudpickle.loads)
+        return self._ask(node, _call, as_request(name, args, kwargs), read=cloudpickle.loads)
 
     def is_there(self, node: int) -> bool:
         return not self._closed.is_set() and node not in self._lost
@@ -388,22 +362,10 @@ class RPCEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _pass_on(done: Future[Any], future: Future[Any]) -> None:
-    if future.done():
-        return
-    error = done.exception()
-    if error is None:
-        future.set_result(done.result())
-    else:
-        future.set_exception(error)
-
-
-class RPCCollector(NodesCollector):
-    """Collects on nodes that are reached by torch RPC. Arguments are those of ``NodesCollector``, and:
+class RPCCollector(LaunchedCollector):
+    """Collects on nodes that are reached by torch RPC. Arguments are those of ``LaunchedCollector``, and:
 
     Args:
-        launcher, slurm_kwargs, folder, address, tcp_port, node_timeout_s, mp_start_method: see
-            ``DistributedCollector``.
         tensorpipe_options: for ``TensorPipeRpcBackendOptions``.
         visible_devices: the numbers of GPUs; each node sees one of them only.
 
@@ -418,21 +380,12 @@ class RPCCollector(NodesCollector):
         policy: Any = None,
         *,
         tensorpipe_options: Mapping[str, Any] | None = None,
-        node_timeout_s: float = 8.0,
         visible_devices: Sequence[int] | None = None,
-        launcher: str | None = None,
-        slurm_kwargs: Mapping[str, Any] | None = None,
-        folder: str | Path | None = None,
-        address: str | None = None,
-        tcp_port: int | str | None = None,
-        mp_start_method: str | None = None,
-        **common: Unpack[NodesArguments],
+        **common: Unpack[LaunchedArguments],
     ) -> None:
         self._closed = True  # until there is something to close
         self._tensorpipe_options = tensorpipe_options
-        self._node_timeout_s = float(node_timeout_s)
         self._visible_devices = visible_devices
-        self._launch = LaunchOptions.resolve(launcher, slurm_kwargs, folder, address, tcp_port, mp_start_method)
         super().__init__(create_env_fn, policy, **common)
 
     def _make_engine(self, num_nodes: int) -> Engine:
