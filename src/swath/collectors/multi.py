@@ -70,8 +70,6 @@ class MultiCollector(WorkerBatches):
     [torch.Size([2, 25]), torch.Size([2, 25])]
     """
 
-    #: Whether a batch is put together from all envs.
-    _is_shared = True
     #: Whether this process draws ids of trajectories, too.
     _names_trajectories = False
 

@@ -136,11 +136,9 @@ class MultiAsyncCollector(MultiCollector):
     def _work(self) -> Any:
         return super()._work() if self._max_lag is None else BaseCollector._work(self)
 
-    def _counters(self) -> dict[str, Any]:
-        """What waits to be delivered is not in it either."""
-        counters = super()._counters()
-        counters["random_frames_left"] += sum(piece.random_frames for piece in self._pieces)
-        return counters
+    @property
+    def random_frames_due(self) -> int:
+        return super().random_frames_due + sum(piece.random_frames for piece in self._pieces)
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "dropped_frames": self._dropped}

@@ -221,14 +221,13 @@ class RemoteCollector(BaseCollector):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _counters(self) -> dict[str, Any]:
-        """What a state has beside what each place can save of itself: as of what was delivered, so that random frames
-        under way are still due."""
+        """What a state has beside what each place can save of itself."""
         return {
             **save_own_policy(self.policy),
             "frames": self._frames,
             "iter": self._iter,
             "policy_version": self._policy_version,
-            "random_frames_left": self._random_frames_left + self._scheduler.random_under_way,
+            "random_frames_left": self.random_frames_due,
         }
 
     def _load_counters(self, state_dict: Mapping[str, Any]) -> None:
@@ -242,6 +241,11 @@ class RemoteCollector(BaseCollector):
     @property
     def _random_frames_left(self) -> int:
         return self._scheduler.random_frames_left
+
+    @property
+    def random_frames_due(self) -> int:
+        """As of what was delivered: those that are under way count, too."""
+        return self._scheduler.random_frames_left + self._scheduler.random_under_way
 
     def _drop_episodes(self) -> None:
         """Those that are being put together do not go on."""

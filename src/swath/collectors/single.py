@@ -18,9 +18,7 @@ from swath.collectors.config import SingleConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
-from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
-from swath.collectors.saved import SavedParts
-from swath.collectors.threads import limited_threads, threads_left
+from swath.collectors.runner import Runner
 from swath.data.postprocessing import truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase

@@ -24,6 +24,8 @@ class WorkerBatches(RemoteCollector):
     _place = "worker"
     _where = "in the workers"
 
+    #: Whether a batch is put together from all envs.
+    _is_shared = True
     _workers: WorkerPool
     #: Which env is in which worker.
     _assignment: Assignment
@@ -126,3 +128,45 @@ class WorkerBatches(RemoteCollector):
         """Leaves ``[envs, steps, *shape]`` as a TensorDict ``[*lead, steps]``."""
         steps = next(iter(leaves.values())).shape[1]
         return as_batch(leaves, (*lead, steps), self._storing, num_dims=2)
+
+    # -- what a node needs that hosts it ---------------------------------------------------------------------------
+
+    @property
+    def description(self) -> WorkerDescription:
+        """What every worker says of itself."""
+        return self._description
+
+    @property
+    def batch_lead(self) -> tuple[int, ...]:
+        """Of a batch: ``[*lead, steps]``."""
+        size = tuple(self._description.env_size)
+        return (len(self._assignment.members), *size) if self._is_shared else size
+
+    @property
+    def num_envs(self) -> int:
+        return self._num_envs
+
+    @property
+    def first_env_of_batch(self) -> int:
+        """Of the batch that was delivered last."""
+        return self._first_env
+
+    @property
+    def sends_weights(self) -> bool:
+        return bool(self._schemes)
+
+    @property
+    def seconds_of_workers(self) -> tuple[float, float]:
+        """What envs and policies took, of the steps that were timed."""
+        pages = [handle.page for handle in self._workers.handles]
+        return sum(page.seconds("env_s") for page in pages), sum(page.seconds("policy_s") for page in pages)
+
+    def deliver_flat(self) -> None:
+        """From now on batches have flat leaves, and who gets them puts them together."""
+        self._structure = None
+
+    def set_weights(self, weights: Any, version: int, model_id: str) -> None:
+        """As ``update_policy_weights_``, and they are of this version."""
+        with self._lock:
+            self._policy_version = version - 1
+            self.update_policy_weights_(weights=weights, model_id=model_id)

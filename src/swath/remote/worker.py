@@ -26,6 +26,7 @@ from swath.process.channel import Channel, pack
 from swath.process.memory import map_descriptor
 from swath.process.seeding import seed_process
 from swath.remote.blocks import BlockLayout
+from swath.remote.host import CollectorHost, Lane
 from swath.remote.requests import (
     INTO_BUFFER,
     CollectRequest,

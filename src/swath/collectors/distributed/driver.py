@@ -15,11 +15,11 @@ from tensordict.nn import InteractionType
 from swath.collectors.budget import Budget
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import NodePlan
 from swath.collectors.distributed.node_batches import NodeBatches
 from swath.collectors.distributed.node_buffer import DirectWriting, NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
 from swath.collectors.distributed.plans import NodePlans, list_nodes
+from swath.collectors.distributed.requests import NodePlan
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.numbers import positive_int
 from swath.collectors.remote import ENV, WORKER
@@ -388,7 +388,7 @@ class NodesCollector(NodeBatches):
             handle.next_own_id = max(handle.next_own_id, -(-first // handle.plan.ids.stride))
             self._nodes.ask(handle, "begin_ids_at", handle.next_own_id)
 
-    def _check_state(self, state_dict: Any, strict: bool) -> None:
+    def check_state(self, state_dict: Any, strict: bool) -> None:
         """Raise what nodes would raise, and change nothing."""
         who, expected = type(self).__name__, f"the state of a collector of {count(len(self._alive), 'node')}"
         require_counters(who, state_dict, expected)
@@ -408,7 +408,7 @@ class NodesCollector(NodeBatches):
         """
         self._require_open()
         self._require_still("load_state_dict")
-        self._check_state(state_dict, strict)
+        self.check_state(state_dict, strict)
         states = {name: state_dict[name] for name in numbered(state_dict, "node")}
         load_all_or_nothing(self.policy, state_dict, strict)
         self._still("load_state_dict")

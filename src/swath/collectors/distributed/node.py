@@ -7,19 +7,15 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from swath.collectors.base import BaseCollector
-from swath.collectors.multi import MultiCollector
-from swath.collectors.multi_sync import MultiSyncCollector
-from swath.collectors.single import Collector
+from swath.collectors.distributed.hosts import make_host
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.data.buffer_writer import BufferPlan, OwnWriter
 from swath.data.payload import Bytes, pack_batch, unpack_tensors
-from swath.envs.paths import parts_of
 from swath.envs.transforms.base import Transform
 from swath.errors import CollectorClosed
 from swath.process.seeding import seed_process
@@ -29,68 +25,6 @@ from swath.workers.status_page import env_share
 
 #: A node that is told to close gives its collector so long.
 _SECONDS_TO_CLOSE = 2.0
-
-
-@dataclass(frozen=True)
-class NodeDescription:
-    """What a node says of itself once it is ready."""
-
-    #: Of a batch: ``[*lead, steps]``.
-    lead: tuple[int, ...]
-    fields: tuple[Field, ...]
-    #: Of each env that the seeds are counted over.
-    env: str
-    host: str
-    pid: int
-    has_weights: bool
-    #: Whether every batch has all its envs (else one after the other).
-    whole: bool = True
-    num_envs: int = 1
-    #: ``Structure.to_json``: descriptions travel as text.
-    structure: dict[str, Any] | None = None
-
-
-class Order(NamedTuple):
-    """Collect a batch."""
-
-    number: int
-    steps: int
-    #: Deliver only the first envs; None for all.
-    num_envs: int | None = None
-    random_frames: int = 0
-    into_buffer: bool = False
-
-
-@dataclass(frozen=True)
-class Report:
-    """What became of an order."""
-
-    number: int
-    shape: tuple[int, ...]
-    frames: int
-    #: Of the node's first env in this batch.
-    first_env: int
-    #: Its own collector's next trajectory id.
-    next_id: int
-    #: Trajectories that are no whole episodes.
-    fragments: tuple[int, ...] = ()
-    #: Of the order's random frames, how many were not taken.
-    random_left: int = 0
-    policy_version: int = 0
-    #: Of a MultiCollector: its random frames that are still to come.
-    own_random_left: int = 0
-    busy_s: float = 0.0
-    #: How much of that envs took, as a share; the policy took the rest. Of all batches: one step in each is timed.
-    env_share: float = 1.0
-    pack_s: float = 0.0
-
-
-def _schemes(plan: NodePlan) -> dict[str, WeightSyncScheme] | None:
-    """What a MultiCollector sends on to its workers; None for what it does by itself."""
-    if not plan.part_ids:
-        return None
-    has_policy = has_weights(plan.policy) or plan.policy_factory is not None
-    return {name: SharedMemWeightSyncScheme() for name in (*["policy"] * has_policy, *plan.part_ids)}
 
 
 def _told(result: Any) -> Any:
@@ -114,8 +48,6 @@ class Node:
         self._about = self._host.describe()
         #: Whether envs have taken a step that nobody asked for: a last order may be for some of them only.
         self._is_ahead = False
-        self._num_rows = torch.Size(self.describe().lead).numel()
-        self._fragments_told: set[int] = set()
         self._writer: OwnWriter | None = None
         self._busy = threading.Lock()
         self._closed = False
@@ -212,7 +144,6 @@ class Node:
         self._writer = None if plan is None else OwnWriter(plan)
 
     def _drop_episodes(self) -> None:
-        self._rest = None
         if self._writer is not None:
             self._writer.drop()
 

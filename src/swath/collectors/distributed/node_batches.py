@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from swath.collectors.distributed.node import Order
 from swath.collectors.distributed.node_buffer import NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
+from swath.collectors.distributed.requests import Order
 from swath.collectors.remote import WORKER, RemoteCollector, as_batch
 from swath.data.payload import join_batches
 from swath.errors import NoLength

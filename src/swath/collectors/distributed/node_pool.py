@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import NodeDescription, NodePlan, Order, Report
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.remote import Delivers
 from swath.data.payload import Bytes
 from swath.errors import CollectorClosed, NodeLost, add_note, message_of

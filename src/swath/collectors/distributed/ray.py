@@ -15,8 +15,7 @@ from swath.collectors.distributed.answers import PicklingNode, as_request, lost,
 from swath.collectors.distributed.arguments import NodesArguments
 from swath.collectors.distributed.driver import NodesCollector
 from swath.collectors.distributed.engine import Engine
-from swath.collectors.distributed.node import Node, NodeDescription, NodePlan, Order, Report
-from swath.collectors.distributed.plans import list_nodes
+from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.data.buffer_writer import buffer_writer
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
