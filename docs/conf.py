@@ -32,7 +32,7 @@ nitpick_ignore = [  # bases that are no part of the API
         "swath.envs.parallel.CrewEnv",
         "swath.envs.transforms.frames.History",
         "swath.envs.transforms.normalizing.Normalizing",
-        "swath.envs.transforms.values.TensorTransform",
+        "swath.envs.transforms.own_tensors.TensorTransform",
         "swath.modules.inference.pipes.ProcessClient",
         "swath.modules.inference.slots.SlotClient",
         "tensordict.nn.common.TensorDictModuleBase",

@@ -59,7 +59,7 @@ from swath.envs import (
     VecNorm,
     VecNormV2,
 )
-from swath.envs.transforms.base import NOTHING, Stateless
+from swath.envs.transforms.rows import NOTHING, Stateless
 from swath.errors import EnvError
 from swath.testing import check_transform
 from transform_envs import FloatsEnv

@@ -14,7 +14,7 @@ import swath.envs as ours
 from counting import make_counting
 from swath.collectors import Collector
 from swath.envs import Compose, GuestEnv, GymWrapper, RewardSum, SerialEnv, StepCounter, TransformedEnv
-from swath.envs.transforms.base import NOTHING
+from swath.envs.transforms.rows import NOTHING
 from swath.errors import EnvDataError
 from test_check_transform import OURS
 from transform_envs import FloatsEnv

@@ -260,7 +260,7 @@ def test_its_user_sees_where_the_envs_are(make: Callable[[], Any]) -> None:
         mask = torch.zeros(ENVS, 1, dtype=torch.bool)
         mask[1] = True
         request = guest.fake_tensordict().empty().set("_reset", mask)
-        seen[collector.env._may_lower] = guest.reset(request).clone()
+        seen[collector.env.lowering.is_allowed] = guest.reset(request).clone()
 
     assert compare(make, attack)[-1].startswith("lowered")
     assert_equal(seen[True], seen[False])

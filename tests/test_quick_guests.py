@@ -13,7 +13,8 @@ from tensordict.nn import TensorDictModule
 
 from counting import CountingEnv
 from swath.collectors import Collector
-from swath.envs.guest import GuestEnv, GuestStepper
+from swath.envs.guest import GuestEnv
+from swath.envs.guest_stepper import GuestStepper
 
 pytestmark = [
     pytest.mark.torchrl,

@@ -139,3 +139,18 @@ def require_counters(who: str, state: Any, expected: str, names: Iterable[str] =
                 f"{who}.load_state_dict: {name!r} of the state is {value!r}, and should be a number of at least 0; "
                 "take the state anew, with state_dict()"
             )
+
+
+class Stateful:
+    """What can be saved and loaded: nothing, unless a subclass says otherwise."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What can be saved: nothing, unless a subclass says otherwise."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        require_empty(type(self).__name__, state_dict, strict)
+
+    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Raise what ``load_state_dict`` would raise, and change nothing."""
+        check_by_loading(self, state_dict, strict)

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.step import complete_flags, hold_others, next_root, stack_steps
+from swath.envs.playing import play
+from swath.envs.step import complete_flags, hold_others, next_root, require_as_specified, stack_steps
 from swath.errors import EnvClosed, EnvDataError
-from swath.keys import Key, as_key, show
+from swath.keys import Key, as_key
 from swath.rollout.layout import CPU, Field, Layout
 from swath.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
-from swath.states import check_by_loading, require_empty
+from swath.states import Stateful
 
 if TYPE_CHECKING:
     from swath.envs.transforms.env import TransformedEnv
@@ -39,7 +40,7 @@ def next_seed(seed: int) -> int:
     return int.from_bytes(np.random.default_rng(seed).bytes(8), byteorder="big") % (2**32 - 1)
 
 
-class EnvBase:
+class EnvBase(Stateful):
     """An environment with TensorDicts in and out.
 
     A subclass sets ``observation_spec`` and ``action_spec`` (and, where they differ from one float and three flags,
@@ -404,28 +405,8 @@ class EnvBase:
         policy_device = next((p.device for p in getattr(policy, "parameters", lambda: ())()), None)
         root = self.reset(tensordict) if auto_reset else tensordict
         assert root is not None
-        steps: list[TensorDictBase] = []
-        finished = torch.zeros(self.batch_size, dtype=torch.bool)
-        with torch.no_grad():
-            for _ in range(max_steps):
-                if auto_cast_to_device and policy_device is not None:
-                    root = act(root.to(policy_device)).to(self.device or "cpu")
-                else:
-                    root = act(root)
-                if break_when_all_done and bool(finished.any()):
-                    root.set("_step", ~finished)
-                stepped = self.step(root)
-                stepped.pop("_step", None)
-                steps.append(stepped.clone(recurse=False))
-                if callback is not None:
-                    callback(self, stepped)
-                done = stepped.get(("next", "done")).reshape(self.batch_size).cpu()
-                finished = finished | done
-                if (break_when_any_done and bool(done.any())) or (break_when_all_done and bool(finished.all())):
-                    break
-                root = self.step_mdp(stepped)
-                if not (break_when_any_done or break_when_all_done):
-                    root = self.maybe_reset(root)
+        until = "any done" if break_when_any_done else "all done" if break_when_all_done else None
+        steps = play(self, act, root, max_steps, until, callback, policy_device if auto_cast_to_device else None)
         result = stack_steps(steps, self.batch_size, storing_device, dense=return_contiguous)
         if set_truncated:
             last = result.get("next")[..., -1]
@@ -464,17 +445,6 @@ class EnvBase:
         self.full_specs = {kind: spec.to(self.device) for kind, spec in self.full_specs.items()}
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        """What can be saved of this env: nothing, unless a subclass says otherwise."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        require_empty(type(self).__name__, state_dict, strict)
-
-    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Raise what ``load_state_dict`` would raise, and change nothing."""
-        check_by_loading(self, state_dict, strict)
-
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Free what the env holds."""
         if self.is_closed:
@@ -493,17 +463,9 @@ class EnvBase:
 
     def _check(self, data: TensorDictBase, kinds: Sequence[str], where: str) -> None:
         for kind in kinds:
-            for key, spec in self.full_specs[kind].items(True, True):
-                value = data.get(key, None)
-                problem = None
-                if value is None:
-                    problem = "is missing"
-                elif value.dtype != spec.dtype:
-                    problem = f"has dtype {value.dtype}, its spec says {spec.dtype}"
-                elif value.shape[len(data.batch_size) :] != spec.shape[len(self.batch_size) :]:
-                    problem = f"has shape {tuple(value.shape)}, its spec says {tuple(spec.shape)}"
-                if problem:
-                    raise EnvDataError(f"{type(self).__name__}.{where}: {kind} {show(as_key(key))} {problem}")
+            require_as_specified(
+                data, self.full_specs[kind], len(self.batch_size), f"{type(self).__name__}.{where}: {kind}"
+            )
 
     def __enter__(self) -> Self:
         return self

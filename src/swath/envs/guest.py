@@ -7,22 +7,24 @@ itself. What it gives is copied into the rows of a strip, key by key.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from collections.abc import Iterable
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
 
 from swath.envs.base import EnvBase
+from swath.envs.guest_keys import GuestKeys, action_spec_of
+from swath.envs.guest_lowering import LoweredStepper, Lowering
+from swath.envs.guest_stepper import GuestStepper
 from swath.envs.known import import_extra
-from swath.errors import EnvDataError, EnvError
-from swath.keys import Key, as_key, show
+from swath.errors import EnvError
+from swath.keys import Key
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import CPU, Field, Layout
-from swath.rollout.strip import Column, Strip
-from swath.rollout.structure import Objects, Structure
-from swath.specs import Categorical, Composite, OneHot, Spec, Unbounded
+from swath.rollout.layout import Field, Layout
+from swath.rollout.strip import Strip
+from swath.rollout.structure import Objects
+from swath.specs import Composite, Spec, Unbounded
 
 #: The methods and properties that make a guest of an env's class.
 PROTOCOL = (
@@ -43,79 +45,6 @@ def is_guest(env: Any) -> bool:
     return not isinstance(env, (EnvBase, type)) and all(hasattr(type(env), name) for name in PROTOCOL)
 
 
-class GuestSpec(Spec):
-    """A leaf of the guest's action spec, which draws by itself."""
-
-    def __init__(self, whole: Any, field: Field, structure: Structure, batch_size: torch.Size) -> None:
-        super().__init__((*batch_size, *field.shape), field.dtype, field.device)
-        self._whole = whole
-        self._key = field.key
-        self._structure = structure
-        self._lead = len(batch_size)
-        self._own_shape = self.shape
-
-    def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
-        added = self.shape[: len(self.shape) - len(self._own_shape)]
-        size = torch.Size([*shape, *added])
-        drawn = self._whole.rand(size)
-        return self._structure.flatten(drawn, Objects(), len(size) + self._lead)[self._key]
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """What a guest reads and gives, as fields."""
-
-    structure: Structure
-    carried: tuple[Field, ...]
-    actions: tuple[Field, ...]
-    outcomes: tuple[Field, ...]
-    #: Those of the carried keys that say that something is over.
-    flags: frozenset[Key]
-    #: Those that end an episode, as the guest calls them: its own where it has such, else those of any group of agents.
-    ends: tuple[Key, ...]
-    #: Carried keys that a step does not give.
-    root_only: frozenset[Key]
-
-    @classmethod
-    def of(cls, guest: Any) -> _Keys:
-        lead = len(guest.batch_size)
-        fake = guest.fake_tensordict()
-        structure = Structure.of(fake, _ragged_keys(guest))
-        root = structure.flatten(fake.exclude("next"), Objects(), lead)
-        after = structure.flatten(fake.get("next"), Objects(), lead)
-        action_keys, done_keys = (set(map(as_key, keys)) for keys in (guest.action_keys, guest.done_keys))
-
-        def is_one_of(key: Key, keys: set[Key]) -> bool:
-            return _without_numbers(key, structure) in keys
-
-        def fields(leaves: Mapping[Key, torch.Tensor], wanted: Callable[[Key], bool]) -> tuple[Field, ...]:
-            device = guest.device or CPU
-            return tuple(
-                Field(key, leaf.shape[lead:], leaf.dtype, device) for key, leaf in leaves.items() if wanted(key)
-            )
-
-        carried = fields(root, lambda key: not is_one_of(key, action_keys))
-        own_flags = [key for key in done_keys if len(key) == 1]
-        return cls(
-            structure=structure,
-            carried=carried,
-            actions=fields(root, lambda key: is_one_of(key, action_keys)),
-            outcomes=fields(after, lambda key: key not in root),
-            flags=frozenset(field.key for field in carried if is_one_of(field.key, done_keys)),
-            ends=tuple(sorted(own_flags or done_keys)),
-            root_only=frozenset(field.key for field in carried if field.key not in after),
-        )
-
-
-def _action_spec(whole: Any, field: Field, structure: Structure, batch_size: torch.Size) -> Spec:
-    """One of ours where there is one like it, which knows masks; else the guest's own."""
-    leaf = None if structure.stacks else whole[field.key]
-    kind = {"OneHot": OneHot, "Categorical": Categorical}.get(type(leaf).__name__)
-    if leaf is not None and kind is not None and getattr(leaf, "n", 0) > 0:
-        return kind(int(leaf.n), leaf.shape, leaf.dtype)
-    return GuestSpec(whole, field, structure, batch_size)
-
-
 class GuestEnv(EnvBase):
     """A guest with the specs and rows of an env of ours; ``guest`` is the env itself.
 
@@ -130,8 +59,8 @@ class GuestEnv(EnvBase):
 
     def __init__(self, guest: Any, lower: bool = True) -> None:
         self.guest = guest
-        self._may_lower = lower
-        self._plan = "not stepped yet"
+        #: Its own envs on rows, where that gives the same.
+        self.lowering = Lowering(lower)
         super().__init__(batch_size=guest.batch_size, device=guest.device)
         self.objects = Objects()
         #: What the guest was last given or gave: the root of its next step.
@@ -140,11 +69,8 @@ class GuestEnv(EnvBase):
 
     def read_specs(self) -> None:
         """Learn the guest's keys; again, after it got another transform."""
-        self.keys = keys = _Keys.of(self.guest)
-        #: The env on rows, and what tells whether it still is what the guest says.
-        self._lowered: Any = None
-        self._watch: Any = None
-        self._was_reset = False
+        self.keys = keys = GuestKeys.of(self.guest)
+        self.lowering.forget()
         #: Inputs of the guest that a reset does not give: a transform may write them in a step, where nobody else does.
         self.written_by_steps: set[Key] = set()
         action_spec = self.guest.full_action_spec
@@ -160,7 +86,7 @@ class GuestEnv(EnvBase):
             "observation": any_value(keys.carried),
             "state": composite(()),
             "action": composite(
-                (f.key, _action_spec(action_spec, f, keys.structure, self.batch_size)) for f in keys.actions
+                (f.key, action_spec_of(action_spec, f, keys.structure, self.batch_size)) for f in keys.actions
             ),
             "reward": any_value(keys.outcomes),
             "done": composite(()),  # flags are data like any other
@@ -182,31 +108,11 @@ class GuestEnv(EnvBase):
 
     def bind(self, strip: Strip) -> Stepper:
         """Its own envs on rows, where that gives the same; ``plan()`` says what was done."""
-        stepper = self._bind_lowered(strip)
+        stepper = self.lowering.bind(self.guest, strip)
         return GuestStepper(self, strip) if stepper is None else LoweredStepper(self, strip, stepper)
 
-    def _bind_lowered(self, strip: Strip) -> Any:
-        from swath.envs.lowering import bind_lowered, lowered
-        from swath.envs.recognising import NotLowered
-
-        try:
-            if not self._may_lower:
-                raise NotLowered("lower=False")
-            is_new = self._lowered is None or self._watch.has_changed()
-            if is_new:
-                self._lowered, self._watch = lowered(self.guest)
-            own: Any = self._lowered
-            stepper = bind_lowered(own, strip)
-            if is_new:
-                self._watch, self._was_reset = self._watch.again(), False
-        except NotLowered as reason:
-            self._plan = f"stepped as it is: {reason}"
-            return None
-        self._plan = f"lowered: {own.plan()}"
-        return stepper
-
     def plan(self) -> str:
-        return self._plan
+        return self.lowering.plan
 
     def append_transform(self, transform: Any) -> Any:
         """One of ours works on what the guest gives; others are the guest's own business."""
@@ -216,14 +122,14 @@ class GuestEnv(EnvBase):
             return super().append_transform(transform)
         changed = self.guest.append_transform(transform)
         if changed is not self.guest:
-            return GuestEnv(changed, self._may_lower)
+            return GuestEnv(changed, self.lowering.is_allowed)
         self.read_specs()
         return self
 
     def transformed(self, transform: Any) -> GuestEnv:
         """The guest with a transform of its own library around it; the guest itself stays as it is."""
         envs = import_extra("torchrl.envs", "torchrl", f"a transform of TorchRL around {self}")
-        return GuestEnv(envs.TransformedEnv(self.guest, transform), self._may_lower)
+        return GuestEnv(envs.TransformedEnv(self.guest, transform), self.lowering.is_allowed)
 
     def complete_policy(self, policy: Any) -> None:
         """Exploration modules that were made without a spec get the action's."""
@@ -305,274 +211,3 @@ class GuestEnv(EnvBase):
 
     def __repr__(self) -> str:
         return f"GuestEnv({type(self.guest).__name__}, batch_size={tuple(self.batch_size)}, device={self.device})"
-
-
-class LoweredStepper:
-    """A guest's own envs on rows, for as long as its objects stay what they were when that was decided."""
-
-    fillers: list[tuple[int, list[int]]] | None = None
-
-    def __init__(self, env: GuestEnv, strip: Strip, stepper: Any) -> None:
-        self._env = env
-        self._strip = strip
-        self._stepper = stepper
-        self._watch = env._watch
-        self._has_changed = False
-        self._in_batch = False
-        self._expects_resets = False
-
-    def expect_resets(self) -> None:
-        """Whoever steps will always reset the envs that are done."""
-        self._expects_resets = True
-        if hasattr(self._stepper, "expect_resets"):
-            self._stepper.expect_resets()
-
-    def prepare(self) -> None:
-        """Before a batch: its user may have changed something."""
-        if self._watch is not None:
-            self._has_changed = self._watch.has_changed()
-        self._stepper.prepare()
-        self._in_batch = True
-
-    def settle(self) -> None:
-        """After a batch: its user may use it."""
-        self._in_batch = False
-        if hasattr(self._stepper, "settle"):
-            self._stepper.settle()
-
-    def _change(self, row: int) -> None:
-        """Lower it as it is now, or step it as it is; from where it stands, which ``row`` says."""
-        env = self._env
-        self._has_changed = False
-        if hasattr(self._stepper, "settle"):
-            self._stepper.settle()
-        self._stepper = env._bind_lowered(self._strip)
-        self._watch = env._watch
-        if self._stepper is None:
-            self._watch = None
-            self._stepper = GuestStepper(env, self._strip)
-        if self._in_batch or self._watch is None:
-            self._stepper.prepare()
-        if self._expects_resets:
-            self.expect_resets()
-        self._stepper.resume(row)
-
-    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
-        if self._has_changed:
-            self._change(t)
-        return self._stepper.step(t, env_ids)
-
-    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
-        if self._has_changed:
-            self._change(row)
-        self._stepper.reset(row, env_ids, **kwargs)
-        if self._watch is not None and not self._env._was_reset:
-            self._env._was_reset = True
-            self._watch = self._env._watch = self._watch.again()
-
-
-class GuestStepper:
-    """A guest on the rows of a strip."""
-
-    fillers: list[tuple[int, list[int]]] | None = None
-
-    def __init__(self, env: GuestEnv, strip: Strip) -> None:
-        self._env = env
-        self._strip = strip
-        self._num_envs = strip.num_envs
-        own = {field.key for field in env.keys.carried}
-        self._carried = [(key, column) for key, column in strip.carried.items() if key in own]
-        # All that the policy writes: transforms may read more than the action.
-        self._outputs = list(strip.outputs.items())
-        self._overridden = [(key, strip.carried[key]) for key in strip.layout.overridden if key in own]
-        self._written = [*self._outputs, *self._overridden]
-        self._primed = [(("next", *key), strip.carried[key]) for key in strip.layout.primed if key in own]
-        self._root_only = env.keys.root_only
-        self._structure = env.keys.structure
-        self._is_plain = not (self._structure.stacks or self._structure.classes or self._structure.has_objects)
-        self._says_terminated = ("terminated",) in env.keys.ends
-        self._is_flat = self._is_plain and all(len(key) == 1 for key in (*own, *strip.outputs, *strip.outcomes))
-        self._quick_steps: Any = None
-        self._quick: Any = None
-        #: Envs that the guest has reset by itself, after its last step.
-        self._reset_already: list[int] = []
-
-    def prepare(self) -> None:
-        """Before a batch: its user may have changed something."""
-        if self._is_flat and self._env.steps_quickly:
-            if self._quick_steps is None:
-                from swath.envs.quick_guest import QuickSteps
-
-                self._quick_steps = QuickSteps(self._env.guest, self._strip)
-            self._quick = self._quick_steps.find()
-
-    def resume(self, row: int) -> None:
-        """Go on from a row that was written without the guest."""
-        env = self._env
-        leaves = {key: column.rows[row].clone() for key, column in self._carried}
-        env.root = self._structure.build(leaves, env.batch_size, device=env.device)
-
-    def _values(self, data: TensorDictBase) -> Any:
-        """Key by key, what a TensorDict of the guest has."""
-        if self._is_plain:
-            plain: Any = data
-            return lambda key: plain.get(key, None)
-        leaves = self._structure.flatten(data, self._env.objects, len(self._env.batch_size))
-        return leaves.get
-
-    def reset(self, row: int, env_ids: list[int], **kwargs: Any) -> None:
-        env = self._env
-        due = env_ids if kwargs else [env_id for env_id in env_ids if env_id not in self._reset_already]
-        if due:
-            if env.root is None and len(due) < self._num_envs:
-                self.resume(row)
-            env.root = self._reset(due, kwargs)
-        self._reset_already = []
-        root: Any = env.root
-        value_of = self._values(root)
-        for key, column in self._carried:
-            value = value_of(key)
-            if value is None and key in self._root_only:
-                env.written_by_steps.add(key)
-                column.tensor[row, env_ids] = 0
-                continue
-            if value is None or column.rows[row].shape != value.shape or column.field.dtype != value.dtype:
-                self._refuse(key, value, column, "a reset")
-            if len(env_ids) == self._num_envs:
-                column.rows[row].copy_(value)
-            else:
-                column.tensor[row, env_ids] = value.reshape(column.tensor.shape[1:])[env_ids]
-
-    def _reset(self, env_ids: list[int], kwargs: dict[str, Any]) -> TensorDictBase:
-        env = self._env
-        if env.root is None or len(env_ids) == self._num_envs:
-            return env.guest.reset(**kwargs)
-        request = env.root.copy()
-        chosen = torch.zeros(self._num_envs, dtype=torch.bool, device=env.device)
-        chosen[env_ids] = True
-        for group, reset_key in zip(env.guest.done_keys_groups, env.guest.reset_keys, strict=True):
-            like = request.get(group[0])
-            mask = chosen.view(*env.batch_size, *[1] * (like.ndim - len(env.batch_size)))
-            request.set(reset_key, mask.expand_as(like).clone())
-        return env.guest.reset(request, **kwargs)
-
-    def step(self, t: int, env_ids: list[int] | None = None) -> list[int] | None:
-        env, strip = self._env, self._strip
-        if env_ids is not None and len(env_ids) < self._num_envs:
-            raise EnvError(f"{env} is stepped as a whole; {len(env_ids)} of its {self._num_envs} envs were to step")
-        if env.root is None:  # the first reset was made on rows
-            self.resume(t)
-        root: Any = env.root
-        self._write_outputs(root, t)
-        for key, column in self._primed:
-            root.set(key, column.rows[t + 1].clone())
-        quick = None if self._quick is None else self._quick(root)
-        if quick is not None:
-            values, env.root = quick
-            return self._take_flat(t, values)
-        stepped, env.root = env.guest.step_and_maybe_reset(root)
-        after = stepped.get("next")
-        value_of = self._values(after)
-        following = self._values(env.root) if self._root_only else None
-        for key, column in self._carried:
-            if key in env.written_by_steps:
-                self._take_written(t, key, stepped.get(key, None), column)
-                continue
-            value = value_of(key) if following is None or key not in self._root_only else following(key)
-            if value is None or column.rows[t + 1].shape != value.shape or column.field.dtype != value.dtype:
-                self._refuse(key, value, column, f"step {t}")
-            column.rows[t + 1].copy_(value)
-        for key, column in strip.outcomes.items():
-            column.rows[t].copy_(value_of(key))
-        flags = [after.get(key) for key in env.keys.ends]
-        return self._ended(flags, after.get("terminated") if self._says_terminated else None, t)
-
-    def _take_written(self, t: int, key: Key, value: Any, column: Column) -> None:
-        """What a step has put beside the action; zeros, as in TorchRL, where it has not."""
-        column.rows[t + 1].zero_()
-        if value is None:
-            return
-        if self._strip.num_steps == 1:  # others have read this row already
-            raise EnvError(
-                f"{type(self._env.guest).__name__}: a step writes {show(key)} beside the action; it is delivered only "
-                "where TorchRL's env is given to a Collector or MultiCollector as it is, with two steps or more in a "
-                "batch; put the transform that writes it into a torchrl.envs.Compose, to do without"
-            )
-        column.rows[t].copy_(value)
-
-    def _take_flat(self, t: int, values: dict[str, Any]) -> list[int] | None:
-        """Write what a quick step gave."""
-        for key, column in self._carried:
-            value = values.get(key[0])
-            row = column.rows[t + 1]
-            if value is None or row.shape != value.shape or row.dtype != value.dtype:
-                self._refuse(key, value, column, f"step {t}")
-            row.copy_(value)
-        for key, column in self._strip.outcomes.items():
-            column.rows[t].copy_(values[key[0]])
-        flags = [values[key[0]] for key in self._env.keys.ends]
-        if self._num_envs == 1 and not any(map(bool, flags)):
-            return None
-        return self._ended(flags, values["terminated"] if self._says_terminated else None, t)
-
-    def _write_outputs(self, root: TensorDictBase, t: int) -> None:
-        # Copies: an env may keep what it is given, or change it.
-        written = self._written
-        if self._is_flat:
-            for key, column in written:
-                root._set_str(key[0], column.rows[t].clone(), validated=True, inplace=False, non_blocking=False)
-            return
-        if self._is_plain:
-            for key, column in written:
-                root.set(key, column.rows[t].clone())
-            return
-        env = self._env
-        leaves = {key: column.rows[t].clone() for key, column in written}
-        root.update(self._structure.build(leaves, env.batch_size, device=env.device))
-
-    def _ended(self, flags: Sequence[torch.Tensor], terminated: torch.Tensor | None, t: int) -> list[int] | None:
-        """The envs of which any flag is set, which the guest has reset."""
-        over = None
-        for flag in flags:
-            flag = flag.reshape(self._num_envs, -1)
-            flag = flag[:, 0] if flag.shape[1] == 1 else flag.any(1)
-            over = flag if over is None else over | flag
-        assert over is not None
-        if not bool(over.any()):
-            return None
-        self._reset_already = over.nonzero().reshape(-1).tolist()
-        # For those who look there for episodes that are over; not delivered.
-        strip, ended = self._strip, over.cpu().numpy()
-        strip.terminated[t] = ended if terminated is None else terminated.cpu().numpy().reshape(-1)
-        strip.truncated[t] = ended & ~strip.terminated[t]
-        return self._reset_already
-
-    def _refuse(self, key: Key, value: torch.Tensor | None, column: Column, where: str) -> NoReturn:
-        if value is None:
-            raise EnvDataError(
-                f"{type(self._env.guest).__name__}: {where} gives no {show(key)}, which was in its specs when the "
-                "collector was made"
-            )
-        raise EnvDataError(
-            f"{type(self._env.guest).__name__}: {show(key)} after {where} has shape {tuple(value.shape)} and dtype "
-            f"{value.dtype}; its specs say {(*self._env.batch_size, *column.field.shape)} and {column.field.dtype}"
-        )
-
-
-def _ragged_keys(guest: Any) -> frozenset[Key]:
-    """Keys whose spec leaves a dimension open."""
-    if not getattr(guest, "_has_dynamic_specs", False):
-        return frozenset()
-    specs = [guest.full_observation_spec, guest.full_state_spec]
-    return frozenset(as_key(key) for spec in specs for key, leaf in spec.items(True, True) if -1 in leaf.shape)
-
-
-def _without_numbers(key: Key, structure: Structure) -> Key:
-    """A flat key as the guest writes it: without the numbers of a stack's members."""
-    name: list[str] = []
-    path: list[str] = []
-    for part in key:
-        if tuple(path) not in structure.stacks:
-            name.append(part)
-        path.append(part)
-    return tuple(name)

@@ -10,7 +10,8 @@ from typing import Any
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.serial import same_spaces
-from swath.envs.transforms.base import Compose, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.compose import Compose
 from swath.envs.transforms.env import TransformedEnv
 from swath.errors import EnvError
 

@@ -9,7 +9,10 @@ import torch
 
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
 from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
-from swath.envs.transforms.base import Compose, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.casting import DoubleToFloat, DTypeCastTransform
+from swath.envs.transforms.clipping import ClipTransform, RewardClipping, SignTransform
+from swath.envs.transforms.compose import Compose
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.discretize import ActionDiscretizer
 from swath.envs.transforms.driving import (
@@ -18,11 +21,12 @@ from swath.envs.transforms.driving import (
     NoopResetEnv,
     RandomTruncationTransform,
 )
-from swath.envs.transforms.env import FLAG_KEYS
 from swath.envs.transforms.frames import CatFrames, TimeMaxPool
 from swath.envs.transforms.images import GrayScale, ToTensorImage
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
+from swath.envs.transforms.own_tensors import TensorTransform
 from swath.envs.transforms.primer import TensorDictPrimer
+from swath.envs.transforms.scaling import ObservationNorm, RewardScaling
 from swath.envs.transforms.shapes import (
     CatTensors,
     FlattenObservation,
@@ -30,16 +34,7 @@ from swath.envs.transforms.shapes import (
     SqueezeTransform,
     UnsqueezeTransform,
 )
-from swath.envs.transforms.values import (
-    ClipTransform,
-    DoubleToFloat,
-    DTypeCastTransform,
-    ObservationNorm,
-    RewardClipping,
-    RewardScaling,
-    SignTransform,
-    TensorTransform,
-)
+from swath.envs.transforms.stepper import FLAG_KEYS
 from swath.envs.transforms.vec_norm import VecNorm
 from swath.envs.transforms.vec_norm_v2 import VecNormV2
 from swath.keys import Key, as_key, show
@@ -185,7 +180,7 @@ def _action_scaling(theirs: Any) -> Transform:
 def _projection(theirs: Any) -> Transform:
     (action_key,) = theirs.in_keys_inv
     ours = DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
-    ours._truncates = True
+    ours.truncates = True
     return ours
 
 
@@ -202,7 +197,7 @@ def _discretizer(theirs: Any) -> Transform:
     intervals = getattr(theirs, "intervals", None)
     if intervals is not None:  # the very tensors, which its user may change
         is_single = isinstance(intervals, torch.Tensor) and intervals.ndim == 1
-        ours._given = [intervals] if is_single else list(intervals)
+        ours.given_intervals = [intervals] if is_single else list(intervals)
     return ours
 
 
@@ -233,7 +228,7 @@ def _vec_norm(theirs: Any) -> Transform:
     if theirs.shapes is not None and any(len(tuple(shape)) == 0 for shape in theirs.shapes):
         raise NotLowered("VecNorm has a shape without a dimension")
     ours = VecNorm(theirs.in_keys, theirs.out_keys, decay=theirs.decay, eps=theirs.eps, shapes=theirs.shapes)
-    ours._source = theirs
+    ours.source = theirs
     return ours
 
 
@@ -253,7 +248,7 @@ def _vec_norm_v2(theirs: Any) -> Transform:
         eps=theirs.eps,
         reduce_batch_dims=theirs.reduce_batch_dims,
     )
-    ours._source = theirs
+    ours.source = theirs
     return ours
 
 
@@ -296,7 +291,7 @@ def _noop_reset(theirs: Any) -> Transform:
     ours = NoopResetEnv(theirs.noops, theirs.random)
     parent = theirs.parent
     if parent is not None:
-        ours._draw = lambda: parent.rand_action()
+        ours.draw = lambda: parent.rand_action()
     return ours
 
 
@@ -310,13 +305,13 @@ def _random_truncation(theirs: Any) -> Transform:
         truncated_key=theirs.truncated_key,
         done_key=theirs.done_key,
     )
-    ours._source = theirs
+    ours.source = theirs
     return ours
 
 
 def _end_of_life(theirs: Any) -> Transform:
     ours = EndOfLifeTransform(theirs.eol_key, theirs.lives_key, theirs.done_key, ".".join(theirs.eol_attribute))
-    ours._lives = theirs._get_lives
+    ours.ask_lives = theirs._get_lives
     return ours
 
 

@@ -20,17 +20,19 @@ from swath.envs.lowered_transforms import lower_transforms
 from swath.envs.lowering_watch import Watch
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
 from swath.envs.serial import SerialRowEnv
-from swath.envs.transforms.base import Compose, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.compose import Compose
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.driving import (
     EndOfLifeTransform,
     NoopResetEnv,
     RandomTruncationTransform,
 )
-from swath.envs.transforms.env import FLAG_KEYS, TransformedEnv, TransformedStepper
+from swath.envs.transforms.env import TransformedEnv
 from swath.envs.transforms.frames import History, TimeMaxPool
 from swath.envs.transforms.images import GrayScale, ToTensorImage
 from swath.envs.transforms.normalizing import Normalizing
+from swath.envs.transforms.stepper import FLAG_KEYS, TransformedStepper
 from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Field

@@ -185,7 +185,7 @@ def _row_step(env: Any, rows: GymRowEnv) -> _Step:
         mine, other = ({as_key(k): (s.shape, s.dtype) for k, s in spec.items(True, True)} for spec in (ours, theirs))
         if mine != other or any(len(key) > 1 for key in mine):
             raise NotLowered("its keys would come out differently")
-    own, stepper = rows._single_step()
+    own, stepper = rows.single_step()
     actions = [(key[0], column.rows[0]) for key, column in own.outputs.items()]
     given = [(key[0], column.rows[1]) for key, column in own.carried.items()]
     given += [(key[0], column.rows[0]) for key, column in own.outcomes.items()]

@@ -62,7 +62,7 @@ class RowEnv(EnvBase):
             outcomes=in_memory(layout.outcomes),
         )
 
-    def _single_step(
+    def single_step(
         self, actions: tuple[Field, ...] | None = None, primed: frozenset[Key] = frozenset()
     ) -> tuple[Strip, Stepper]:
         layout = replace(self.row_layout(), primed=primed)
@@ -90,7 +90,7 @@ class RowEnv(EnvBase):
         return {"done": flags["terminated"] | flags["truncated"], **flags}
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDict:
-        strip, stepper = self._single_step()
+        strip, stepper = self.single_step()
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None:
             env_ids = list(range(strip.num_envs))
@@ -114,7 +114,7 @@ class RowEnv(EnvBase):
                     f"{(*self.batch_size, *field.shape)}"
                 )
             actions.append(replace(field, dtype=action.dtype))
-        strip, stepper = self._single_step(tuple(actions), frozenset(primed))
+        strip, stepper = self.single_step(tuple(actions), frozenset(primed))
         for field in wanted:
             strip.outputs[field.key].rows[0].copy_(tensordict.get(field.key))
         for key, value in primed.items():

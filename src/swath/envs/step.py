@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from swath.errors import EnvError
+from swath.errors import EnvDataError, EnvError
+from swath.keys import as_key, show
 from swath.specs import Composite, NestedKey
 
 
@@ -76,6 +77,21 @@ def complete_flags(data: TensorDictBase, done_spec: Composite, *, fresh: bool, w
         data.set("truncated", truncated)
 
 
+def require_as_specified(data: TensorDictBase, specs: Composite, lead: int, what: str) -> None:
+    """That each leaf is there, with the dtype and (behind ``lead`` dimensions) the shape that its spec says."""
+    for key, spec in specs.items(True, True):
+        value = data.get(key, None)
+        problem = None
+        if value is None:
+            problem = "is missing"
+        elif value.dtype != spec.dtype:
+            problem = f"has dtype {value.dtype}, its spec says {spec.dtype}"
+        elif value.shape[len(data.batch_size) :] != spec.shape[lead:]:
+            problem = f"has shape {tuple(value.shape)}, its spec says {tuple(spec.shape)}"
+        if problem:
+            raise EnvDataError(f"{what} {show(as_key(key))} {problem}")
+
+
 def hold_others(after: TensorDictBase, root: TensorDictBase, stepped: torch.Tensor) -> None:
     """Let the envs that were not ``stepped`` be after the step as they were at its root, with a reward of zero."""
     for key in after.keys(True, True):
@@ -100,4 +116,4 @@ def stack_steps(
     return stacked
 
 
-__all__ = ["complete_flags", "hold_others", "next_root", "stack_steps", "step_mdp"]
+__all__ = ["complete_flags", "hold_others", "next_root", "require_as_specified", "stack_steps", "step_mdp"]

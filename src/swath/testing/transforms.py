@@ -16,7 +16,8 @@ import torch
 from swath.collectors.single import Collector
 from swath.envs.base import FLAGS, EnvBase
 from swath.envs.making import is_env, make_env
-from swath.envs.transforms.base import Compose, Transform, as_transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.compose import Compose, as_transform
 from swath.envs.transforms.env import TransformedEnv
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform
 from swath.keys import Key, as_key, show

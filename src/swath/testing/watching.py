@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Rows, Slot, Specs, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.rows import Rows, Slot
+from swath.envs.transforms.specs import Specs
 from swath.keys import Key, as_key, show
 from swath.specs import MultiOneHot, OneHot, Spec
 

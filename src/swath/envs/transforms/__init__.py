@@ -1,7 +1,10 @@
 """Transforms of what envs give and are given."""
 
 from swath.envs.transforms.actions import ActionMask, ActionScaling, DiscreteActionProjection
-from swath.envs.transforms.base import Compose, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.casting import DoubleToFloat, DTypeCastTransform
+from swath.envs.transforms.clipping import ClipTransform, RewardClipping, SignTransform
+from swath.envs.transforms.compose import Compose
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
 from swath.envs.transforms.discretize import ActionDiscretizer
 from swath.envs.transforms.driving import (
@@ -15,6 +18,7 @@ from swath.envs.transforms.frames import CatFrames, TimeMaxPool
 from swath.envs.transforms.images import CenterCrop, GrayScale, Resize, ToTensorImage
 from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
 from swath.envs.transforms.primer import TensorDictPrimer
+from swath.envs.transforms.scaling import ObservationNorm, RewardScaling
 from swath.envs.transforms.shapes import (
     CatTensors,
     FlattenObservation,
@@ -23,15 +27,6 @@ from swath.envs.transforms.shapes import (
     UnsqueezeTransform,
 )
 from swath.envs.transforms.shared_statistics import SharedStatistics
-from swath.envs.transforms.values import (
-    ClipTransform,
-    DoubleToFloat,
-    DTypeCastTransform,
-    ObservationNorm,
-    RewardClipping,
-    RewardScaling,
-    SignTransform,
-)
 from swath.envs.transforms.vec_norm import VecNorm
 from swath.envs.transforms.vec_norm_v2 import VecNormV2
 

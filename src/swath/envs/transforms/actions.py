@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from swath.envs.transforms.base import NOTHING, Rows, Specs, Stage, Transform, key_list
-from swath.envs.transforms.values import Keys, Tensors, TensorTransform, bounds_of
+from swath.envs.transforms.base import Keys, Transform, key_list
+from swath.envs.transforms.own_tensors import Tensors, TensorTransform
+from swath.envs.transforms.rows import NOTHING, Rows, Stage
+from swath.envs.transforms.specs import Specs, bounds_of
 from swath.keys import as_key, show
 from swath.specs import Bounded, Categorical, NestedKey, OneHot, Spec, Unbounded
 
@@ -169,7 +171,7 @@ class DiscreteActionProjection(Transform):
         self.num_actions_effective = num_actions_effective
         self.max_actions = max_actions
         #: Whether a network's outputs are cut to integers first, as TorchRL's does.
-        self._truncates = False
+        self.truncates = False
 
     def _made_action_spec(self, spec: Spec) -> Spec:
         if not isinstance(spec, OneHot) or spec.n != self.num_actions_effective:
@@ -177,7 +179,7 @@ class DiscreteActionProjection(Transform):
         return OneHot(self.max_actions, (*spec.shape[:-1], self.max_actions), spec.dtype, spec.device)
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        choice = (value.long() if self._truncates or not value.is_floating_point() else value).argmax(-1)
+        choice = (value.long() if self.truncates or not value.is_floating_point() else value).argmax(-1)
         beyond = choice >= self.num_actions_effective
         if bool(beyond.any()):
             choice[beyond] = torch.randint(self.num_actions_effective, (int(beyond.sum()),))

@@ -2,211 +2,27 @@
 
 A transform says what it makes of the specs, and is then bound to rows: memory of one entry per env for each key, always
 the same, so that a step only runs functions whose arguments were found once.
-
-Each key is read where the transform before has left it and written elsewhere, so a stage without memory of its own may
-be run over all envs again at any time: that is what a reset of some of them does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 
+from swath.envs.transforms.rows import NOTHING, Rows, Slot, Stage, Stateless
+from swath.envs.transforms.specs import Specs
 from swath.errors import EnvDataError
-from swath.keys import Key, as_key, show
-from swath.rollout.layout import CPU
-from swath.specs import Composite, NestedKey, Spec, Unbounded
-from swath.states import check_by_loading, mismatch, require_empty
+from swath.keys import Key, as_key
+from swath.specs import NestedKey, Spec, Unbounded
+from swath.states import Stateful
 
-#: What no transform may call what it makes.
-RESERVED = ("next", "collector", "_reset", "_step")
-#: Of a spec's leaves, which are for whom.
-KINDS = ("observation", "action", "state", "reward", "done")
-
-
-@dataclass
-class Specs:
-    """The specs of an env, as the transforms before have left them; ``batch_size`` is in front of every shape."""
-
-    batch_size: torch.Size
-    observation: Composite
-    action: Composite
-    state: Composite
-    reward: Composite
-    done: Composite
-
-    @classmethod
-    def of(cls, full_specs: dict[str, Composite], batch_size: torch.Size) -> Specs:
-        return cls(batch_size, **{kind: full_specs[kind].clone() for kind in KINDS})
-
-    def kind_of(self, key: Key) -> str | None:
-        """In which of them a key is that an env writes: ``"observation"`` or ``"reward"``."""
-        for kind in ("observation", "reward", "state"):
-            if key in map(as_key, getattr(self, kind).keys(True, True)):
-                return kind
-        return None
-
-    def find(self, key: Key, who: Transform) -> Spec:
-        kind = self.kind_of(key)
-        if kind is None:
-            known = [show(as_key(k)) for k in (*self.observation.keys(True, True), *self.reward.keys(True, True))]
-            raise KeyError(f"{who}: the env gives no {show(key)}; it gives {', '.join(known)}")
-        return getattr(self, kind)[key]
-
-    def put(self, key: Key, spec: Spec, kind: str) -> None:
-        if key[0] in RESERVED:
-            raise ValueError(f"{show(key)}: {key[0]!r} is a name that the data uses for something else; give another")
-        for among in (getattr(self, among) for among in KINDS):
-            if isinstance(among.get(key), Composite):
-                raise ValueError(f"{show(key)} is a group of keys already: {among.get(key)}; give another name")
-            for front in (key[:end] for end in range(1, len(key))):
-                if isinstance(among.get(front), Spec):
-                    raise ValueError(f"{show(key)}: {show(front)} is no group of keys, but a value; give another name")
-        if spec.shape[: len(self.batch_size)] != self.batch_size:
-            raise ValueError(
-                f"the spec of {show(key)} has shape {tuple(spec.shape)}, which does not begin with the env's batch "
-                f"size {tuple(self.batch_size)}; write (*specs.batch_size, ...)"
-            )
-        for other in KINDS:
-            if other != kind and key in map(as_key, getattr(self, other).keys(True, True)):
-                raise ValueError(f"{show(key)} is in the env's {other}_spec already; give another name for {kind}s")
-        getattr(self, kind)[key] = spec
-
-    def drop(self, key: Key, who: Transform) -> None:
-        """Take out what an env gives; it is no longer part of the data."""
-        self.find(key, who)
-        del getattr(self, self.kind_of(key) or "observation")[key]
-
-    def find_action(self, key: Key, who: Transform) -> Spec:
-        known = list(map(as_key, self.action.keys(True, True)))
-        if key not in known:
-            raise KeyError(f"{who}: the env takes no {show(key)}; it takes {', '.join(map(show, known))}")
-        return self.action[key]
-
-
-class Slot:
-    """One key's memory: ``tensor`` is ``[num_envs, *shape]``, ``array`` the same, ``row`` ``[*batch_size, *shape]``."""
-
-    __slots__ = ("array", "row", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, batch_size: torch.Size) -> None:
-        self.tensor = tensor
-        self.array: np.ndarray = tensor.numpy()
-        self.row = tensor.view((*batch_size, *tensor.shape[1:]))
-
-
-@dataclass
-class Rows:
-    """Where each key's entry of the current step is, as the transforms before have left it."""
-
-    batch_size: torch.Size
-    slots: dict[Key, Slot]
-    #: ``[num_envs]``, of the current step.
-    terminated: np.ndarray
-    truncated: np.ndarray
-    #: The env that is transformed.
-    base: Any = None
-    #: For a transform that ``drives``: the env as it sees it.
-    driver: Driver | None = None
-    #: Whether an episode ended in the last step, and no env was reset since.
-    ended: bool = False
-    #: Whether the step under way was taken again, by a transform that drives.
-    is_repeated: bool = False
-    num_envs: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_envs = self.batch_size.numel()
-
-    def __getitem__(self, key: NestedKey) -> Slot:
-        try:
-            return self.slots[as_key(key)]
-        except KeyError:
-            known = ", ".join(map(show, self.slots))
-            raise KeyError(f"a transform asks for {show(as_key(key))}, which nobody gives; there is {known}") from None
-
-    def new(self, key: NestedKey, shape: Sequence[int], dtype: torch.dtype) -> Slot:
-        """Memory for what this transform makes of a key; those behind it read it here."""
-        slot = Slot(torch.zeros((self.num_envs, *shape), dtype=dtype, device=CPU), self.batch_size)
-        self.slots[as_key(key)] = slot
-        return slot
-
-    def put(self, key: NestedKey, tensor: torch.Tensor) -> None:
-        """What is already there in another form: a view of it, ``[num_envs, *shape]``."""
-        self.slots[as_key(key)] = Slot(tensor, self.batch_size)
-
-    def drop(self, key: NestedKey) -> Slot:
-        return self.slots.pop(as_key(key))
-
-
-class Driver(Protocol):
-    """The env with the transforms before one, for that one to step by itself."""
-
-    #: Whether there are no transforms before.
-    is_first: bool
-    reward_key: Key
-
-    def act(self, actions: Any) -> None:
-        """The actions of the next ``step``: a TensorDict."""
-        ...
-
-    def step(self, env_ids: list[int]) -> bool:
-        """Step, besides the steps of whoever collects; whether an episode ended."""
-        ...
-
-    def reset(self, env_ids: list[int]) -> None: ...
-
-    def again(self, env_ids: Sequence[int] | None) -> None:
-        """Repeat the step that is under way: what ends is what ends by this one."""
-        ...
-
-
-class Stage(Protocol):
-    """A transform bound to rows."""
-
-    def step(self, env_ids: Sequence[int] | None) -> Sequence[int] | None:
-        """These envs (None: all) have stepped. Returns those whose episode ends by it, besides those that have."""
-        ...
-
-    def reset(self, env_ids: Sequence[int]) -> None:
-        """These envs have been reset."""
-        ...
-
-
-class Stateless:
-    """A stage that has no memory: one function for a step and for a reset, which runs over all envs."""
-
-    def __init__(self, *functions: Any) -> None:
-        self._functions = functions
-        if len(functions) == 1:
-            self._only = functions[0]
-            self.step = self._step_one  # type: ignore[method-assign]
-
-    def _step_one(self, env_ids: Sequence[int] | None) -> None:
-        self._only()
-
-    def run(self) -> None:
-        for function in self._functions:
-            function()
-
-    def step(self, env_ids: Sequence[int] | None) -> None:
-        self.run()
-
-    def reset(self, env_ids: Sequence[int]) -> None:
-        self.step(None)
-
-
-#: The stage of a transform that is done with when it is bound.
-NOTHING = Stateless()
-
-
+Keys = Sequence[NestedKey] | NestedKey | None
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Transform:
+class Transform(Stateful):
     """Changes what an env gives (``in_keys`` to ``out_keys``) or is given (``in_keys_inv`` to ``out_keys_inv``).
 
     The short way to write one is ``_apply_transform``, from the value of all envs to another one; its shape and dtype
@@ -224,10 +40,10 @@ class Transform:
 
     def __init__(
         self,
-        in_keys: Sequence[NestedKey] | NestedKey | None = None,
-        out_keys: Sequence[NestedKey] | NestedKey | None = None,
-        in_keys_inv: Sequence[NestedKey] | NestedKey | None = None,
-        out_keys_inv: Sequence[NestedKey] | NestedKey | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
     ) -> None:
         self.in_keys = key_list(in_keys)
         self.out_keys = key_list(in_keys if out_keys is None else out_keys)
@@ -379,16 +195,6 @@ class Transform:
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        require_empty(type(self).__name__, state_dict, strict)
-
-    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Raise what ``load_state_dict`` would raise, and change nothing."""
-        check_by_loading(self, state_dict, strict)
-
     def __getstate__(self) -> dict[str, Any]:
         """A copy belongs to no env yet."""
         return {name: value for name, value in self.__dict__.items() if name != "container"}
@@ -426,7 +232,7 @@ _TORCHRLS_WAYS = (
 )
 
 
-def key_list(keys: Sequence[NestedKey] | NestedKey | None) -> list[NestedKey]:
+def key_list(keys: Keys) -> list[NestedKey]:
     if keys is None:
         return []
     if isinstance(keys, (str, tuple)):  # a tuple is one nested key
@@ -434,117 +240,7 @@ def key_list(keys: Sequence[NestedKey] | NestedKey | None) -> list[NestedKey]:
     return list(keys)
 
 
-class Compose(Transform):
-    """Transforms one after the other; a list of them, by index.
-
-    >>> from swath.envs import RewardSum, StepCounter
-    >>> Compose(StepCounter(), RewardSum())[0]
-    StepCounter(max_steps=None)
-    """
-
-    def __init__(self, *transforms: Any) -> None:
-        super().__init__()
-        self._transforms: list[Transform] = []
-        for transform in transforms:
-            self.append(transform)
-
-    @property
-    def transforms(self) -> tuple[Transform, ...]:
-        """All of them; to change them, ``append``, ``insert``, ``pop``, and assign to and delete indices."""
-        return tuple(self._transforms)
-
-    def append(self, transform: Any) -> None:
-        self.insert(len(self._transforms), transform)
-
-    def insert(self, index: int, transform: Any) -> None:
-        self[index:index] = transform
-
-    def pop(self, index: int = -1) -> Transform:
-        taken = self._transforms[index]
-        del self[index]
-        return taken
-
-    def __setitem__(self, index: int | slice, transform: Any) -> None:
-        transform = as_transform(transform)
-        given = list(transform) if isinstance(transform, Compose) else [transform]
-        changed = list(self._transforms)
-        if isinstance(index, slice):
-            changed[index] = given
-        else:
-            index = range(len(changed))[index]
-            changed[index : index + 1] = given
-        self._become(changed)
-
-    def __delitem__(self, index: int | slice) -> None:
-        changed = list(self._transforms)
-        del changed[index]
-        self._become(changed)
-
-    def _become(self, transforms: list[Transform]) -> None:
-        """Of an env: if it can be with these."""
-        before, self._transforms = self._transforms, transforms
-        if self.container is None:
-            return
-        try:
-            self.container.refresh()
-        except Exception:
-            self._transforms = before
-            leave(transforms, before)
-            self.container.remind()
-            raise
-        leave(before, transforms)
-
-    def __getattr__(self, name: str) -> Any:
-        # Scripts say env.transform.loc where there is one transform only.
-        own = self.__dict__.get("_transforms", ())
-        if name.startswith("_") or len(own) != 1:
-            raise AttributeError(f"Compose of {len(own)} transforms has no attribute {name!r}")
-        return getattr(own[0], name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(i): transform.state_dict() for i, transform in enumerate(self._transforms)}
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Each by its index; one that is not there has an empty state."""
-        for transform, state in self._each_with(state_dict, strict):
-            transform.load_state_dict(state, strict)
-
-    def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        for transform, state in self._each_with(state_dict, strict):
-            transform.check_state_dict(state, strict)
-
-    def _each_with(self, state_dict: Any, strict: bool) -> Iterator[tuple[Transform, Any]]:
-        names = [str(i) for i in range(len(self._transforms))]
-        if not isinstance(state_dict, Mapping) or (strict and not set(state_dict) <= set(names)):
-            raise mismatch("Compose", state_dict, f"the states of {len(names)} transforms, by their numbers")
-        return ((each, state_dict.get(name, {})) for each, name in zip(self._transforms, names, strict=True))
-
-    def __len__(self) -> int:
-        return len(self._transforms)
-
-    def __iter__(self) -> Iterator[Transform]:
-        return iter(self._transforms)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return Compose(*self._transforms[index]) if isinstance(index, slice) else self._transforms[index]
-
-    def __repr__(self) -> str:
-        return f"Compose({', '.join(map(repr, self._transforms))})"
-
-
-def leave(before: Iterable[Transform], now: Iterable[Transform]) -> None:
-    """Those that are not among the others any more are part of no env."""
-    for transform in before:
-        if not any(transform is other for other in now):
-            transform.container = None
-
-
-def as_transform(thing: Any) -> Transform:
-    if isinstance(thing, Transform):
-        return thing
-    instead = getattr(thing, "instead_of_env", None)
-    if isinstance(instead, str):
-        raise TypeError(f"{type(thing).__name__} is for batches of steps, and an env gives one: write {instead}")
-    from swath.envs.transforms.foreign import as_own_transform
-
-    return as_own_transform(thing)
+def require_keys(transform: Transform) -> None:
+    """That it has any: else it would do nothing, in silence."""
+    if not key_list(transform.in_keys) and not key_list(transform.in_keys_inv):
+        raise ValueError(f"{type(transform).__name__}: give in_keys or in_keys_inv")

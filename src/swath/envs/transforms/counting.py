@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Rows, Specs, Stage, Transform, key_list
+from swath.envs.transforms.base import Transform, key_list
+from swath.envs.transforms.rows import Rows, Stage
+from swath.envs.transforms.specs import Specs
 from swath.keys import as_key
 from swath.specs import Bounded, Categorical, NestedKey, Unbounded
 

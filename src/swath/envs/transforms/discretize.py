@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Apply, Rows, Slot, Transform
-from swath.envs.transforms.values import bounds_of
+from swath.envs.transforms.base import Apply, Transform
+from swath.envs.transforms.rows import Rows, Slot
+from swath.envs.transforms.specs import bounds_of
 from swath.errors import EnvDataError
 from swath.keys import as_key, show
 from swath.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, NestedKey, OneHot, Spec
@@ -61,7 +62,8 @@ class ActionDiscretizer(Transform):
         self.categorical = categorical
         #: By element of the action: the values that it can have.
         self.intervals: Any = None
-        self._given: list[torch.Tensor] = []
+        #: Those of somebody else, which are used as they are.
+        self.given_intervals: list[torch.Tensor] = []
         self._nvec: list[int] = []
         self._widths: torch.Tensor | None = None
 
@@ -96,7 +98,7 @@ class ActionDiscretizer(Transform):
             raise ValueError(f"ActionDiscretizer: {len(numbers)} num_intervals for {num} elements of {name}")
         self._nvec = numbers * num if len(numbers) == 1 else numbers
         parts = zip(self._nvec, low.reshape(-1), (high - low).reshape(-1), strict=True)
-        self.intervals = self._given or [start + self.custom_arange(n) * width for n, start, width in parts]
+        self.intervals = self.given_intervals or [start + self.custom_arange(n) * width for n, start, width in parts]
         self._widths = (high - low).reshape(-1) / torch.tensor(self._nvec)
         front = self._batch_size
         if low.ndim == 0:

@@ -9,7 +9,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Driver, Rows, Specs, Stage, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.rows import Driver, Rows, Stage
+from swath.envs.transforms.specs import Specs
 from swath.errors import EnvError
 from swath.keys import as_key, show
 from swath.specs import Categorical, NestedKey, Unbounded
@@ -39,7 +41,8 @@ class NoopResetEnv(Transform):
         super().__init__()
         self.noops = noops
         self.random = random
-        self._draw: Callable[[], Any] | None = None
+        #: Draws what is done in those steps; None: from the env's specs.
+        self.draw: Callable[[], Any] | None = None
 
     def transform_specs(self, specs: Specs) -> None:
         if specs.batch_size.numel() > 1:
@@ -51,7 +54,7 @@ class NoopResetEnv(Transform):
 
     def bind(self, rows: Rows) -> Stage:
         assert rows.driver is not None
-        return _NoopStage(self, rows.driver, self._draw or self._spec.rand)
+        return _NoopStage(self, rows.driver, self.draw or self._spec.rand)
 
     def __repr__(self) -> str:
         return f"NoopResetEnv(noops={self.noops}, random={self.random})"
@@ -134,7 +137,7 @@ class RandomTruncationTransform(Transform):
         self.first_episode_prob = first_episode_prob
         self.step_count_key = step_count_key
         #: Whose the lengths are that were drawn; None: each env's own.
-        self._source: Any = None
+        self.source: Any = None
 
     @property
     def ends_episodes(self) -> bool:
@@ -172,13 +175,13 @@ class _Horizons:
 
 class _TruncationStage:
     def __init__(self, transform: RandomTruncationTransform, rows: Rows) -> None:
-        self._source = transform._source or _Horizons(transform)
+        self.source = transform.source or _Horizons(transform)
         self._rows = rows
         slot = rows[transform.step_count_key]
         self._count, self._shape = slot.array.reshape(-1), slot.row.shape
 
     def step(self, env_ids: Sequence[int] | None) -> Sequence[int] | None:
-        over = np.flatnonzero(self._count >= self._source._horizons.numpy().reshape(-1)).tolist()
+        over = np.flatnonzero(self._count >= self.source._horizons.numpy().reshape(-1)).tolist()
         if not over:
             return None
         if env_ids is not None:
@@ -187,7 +190,7 @@ class _TruncationStage:
         return over
 
     def reset(self, env_ids: Sequence[int]) -> None:
-        source = self._source
+        source = self.source
         if not source._initialized:
             source._horizons = torch.randint(1, source.max_horizon + 1, self._shape)
             source._first_episode = torch.ones(self._shape, dtype=torch.bool)
@@ -238,14 +241,15 @@ class EndOfLifeTransform(Transform):
         self.lives_key = lives_key
         self.done_key = done_key
         self.eol_attribute = eol_attribute.split(".")
-        self._lives: Callable[[], Any] | None = None
+        #: Asks for the lives that are left; None: the env, by ``eol_attribute``.
+        self.ask_lives: Callable[[], Any] | None = None
 
     def transform_specs(self, specs: Specs) -> None:
         specs.put(as_key(self.eol_key), Categorical(2, (*specs.batch_size, 1), torch.bool), "observation")
         specs.put(as_key(self.lives_key), Unbounded(specs.batch_size, torch.int64), "observation")
 
     def bind(self, rows: Rows) -> Stage:
-        return _LivesStage(rows, self.eol_key, self.lives_key, self._lives or self._getter(rows.base))
+        return _LivesStage(rows, self.eol_key, self.lives_key, self.ask_lives or self._getter(rows.base))
 
     def _getter(self, base: Any) -> Callable[[], Any]:
         gym_envs = getattr(base, "gym_envs", None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from swath.envs.transforms.base import Compose, Transform, as_transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.compose import Compose, as_transform
 
 
 def as_own_transform(thing: Any) -> Transform:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Rows, Slot, Specs, Stage, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.rows import Rows, Slot, Stage
+from swath.envs.transforms.specs import Specs
 from swath.keys import as_key, show
 from swath.specs import NestedKey, Unbounded
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from swath.envs.transforms.base import Apply, Slot, Transform
+from swath.envs.transforms.base import Apply, Transform
+from swath.envs.transforms.rows import Slot
 from swath.keys import as_key, show
 from swath.specs import NestedKey
 

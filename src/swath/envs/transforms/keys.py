@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from swath.envs.base import FLAGS
-from swath.envs.transforms.base import NOTHING, Rows, Specs, Stage, Transform, key_list
-from swath.envs.transforms.values import Keys, require_keys
+from swath.envs.transforms.base import Keys, Transform, key_list, require_keys
+from swath.envs.transforms.rows import NOTHING, Rows, Stage
+from swath.envs.transforms.specs import Specs
 from swath.keys import Key, as_key, show
 from swath.specs import NestedKey
 

@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.transforms.base import Compose, Specs, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.compose import Compose
+from swath.envs.transforms.scaling import ObservationNorm
 from swath.envs.transforms.shared_norms import Normal
 from swath.envs.transforms.shared_statistics import SharedStatistics, Statistic
-from swath.envs.transforms.values import ObservationNorm
+from swath.envs.transforms.specs import Specs
 from swath.keys import Key, as_key, show
 from swath.specs import NestedKey, Unbounded
 from swath.states import mismatch
@@ -58,7 +60,8 @@ class Normalizing(Transform):
         self.decay = decay
         self.eps = eps
         self.frozen = False
-        self._source: Any = self
+        #: Whose statistics these are: its own, or those of the one of TorchRL that it stands for.
+        self.source: Any = self
         self._in_resets: list[NestedKey] = []
         #: What statistics the env's data needs, by key: shape and dtype. Nothing before there is an env.
         self._expected: dict[Key, tuple[torch.Size, torch.dtype]] = {}
@@ -112,14 +115,14 @@ class Normalizing(Transform):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if state["_source"] is self:
-            del state["_source"]  # a copy has its own
+        if state["source"] is self:
+            del state["source"]  # a copy has its own
         if not self._goes_on_elsewhere:
             state["lock"] = None  # nobody else has the statistics of a copy
         return {**state, "_is_bound": False, "_expected": {}}  # which its own env will say
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_source": self, **state})
+        self.__dict__.update({"source": self, **state})
 
     # -- shared ----------------------------------------------------------------------------------------------------
 
@@ -362,24 +365,24 @@ class NormalizingStage:
     """Each key by itself, under the lock."""
 
     def __init__(self, source: Any, entries: Sequence[Any], in_resets: Sequence[Any]) -> None:
-        self._source = source
+        self.source = source
         self._entries = entries
         self._in_resets = in_resets
         #: Whether it was looked, while frozen, that there are statistics.
         self._was_looked = False
 
     def step(self, env_ids: Sequence[int] | None) -> None:
-        if self._source.frozen and not self._was_looked:
+        if self.source.frozen and not self._was_looked:
             self._was_looked = True
-            if isinstance(self._source, Normalizing):
-                self._source.warn_if_nothing_seen()
+            if isinstance(self.source, Normalizing):
+                self.source.warn_if_nothing_seen()
         self._run(self._entries, env_ids)
 
     def reset(self, env_ids: Sequence[int]) -> None:
         self._run(self._in_resets, None)
 
     def _run(self, entries: Sequence[Any], env_ids: Sequence[int] | None) -> None:
-        lock = self._source.lock
+        lock = self.source.lock
         with contextlib.nullcontext() if lock is None else lock, np.errstate(all="ignore"):
             for entry in entries:
                 entry.run(env_ids)

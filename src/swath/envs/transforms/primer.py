@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from swath.envs.foreign_specs import as_own_spec
-from swath.envs.transforms.base import Rows, Slot, Specs, Stage, Transform
+from swath.envs.transforms.base import Transform
+from swath.envs.transforms.rows import Rows, Slot, Stage
+from swath.envs.transforms.specs import Specs
 from swath.keys import Key, as_key, show
 from swath.specs import Composite, NestedKey, Spec
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import NOTHING, Apply, Rows, Slot, Specs, Stage, Stateless, Transform, key_list
-from swath.envs.transforms.values import Keys, bounds_of, require_keys
+from swath.envs.transforms.base import Apply, Keys, Transform, key_list, require_keys
+from swath.envs.transforms.rows import NOTHING, Rows, Slot, Stage, Stateless
+from swath.envs.transforms.specs import Specs, bounds_of
 from swath.keys import as_key, show
 from swath.specs import Bounded, NestedKey, Spec, Unbounded
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from swath.envs.transforms.base import Slot
+from swath.envs.transforms.rows import Slot
 from swath.envs.transforms.shared_statistics import SharedStatistics
 from swath.errors import EnvError
 from swath.keys import Key, show
@@ -51,7 +51,7 @@ class SharedNorm:
 
     def __init__(self, source: Any, shared: SharedStatistics, number: int, read: Slot, write: Slot) -> None:
         statistic = shared.statistics[number]
-        self._source = source
+        self.source = source
         self._shared = shared
         self._sums = shared.sums[number]
         self._key: Key = statistic.key
@@ -68,7 +68,7 @@ class SharedNorm:
         self._array_rows, self._out_rows = read.array.reshape(rows), write.array.reshape(rows)
 
     def run(self, env_ids: Sequence[int] | None) -> None:
-        decay = float(self._source.decay)
+        decay = float(self.source.decay)
         if env_ids is None:
             self._find_normal(self._flat, self._square, len(self._array), decay)
             loc, scale = self._normal
@@ -87,7 +87,7 @@ class SharedNorm:
 
     def _find_normal(self, flat: np.ndarray, square: np.ndarray, num_envs: int, decay: float) -> None:
         """Count these values, unless frozen; then by what they are normalised."""
-        source = self._source
+        source = self.source
         if source.frozen:
             sums, added = self._sums.read(decay)
         else:

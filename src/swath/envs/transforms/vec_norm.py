@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.transforms.base import Rows, Slot, Stage
 from swath.envs.transforms.normalizing import Normalizing, NormalizingStage, load_into
+from swath.envs.transforms.rows import Rows, Slot, Stage
 from swath.envs.transforms.shared_norms import Normal, SharedSums, sums_as_normal
 from swath.envs.transforms.shared_statistics import SharedStatistics
 from swath.envs.transforms.vec_norm_v2 import VecNormV2
@@ -81,13 +81,13 @@ class VecNorm(Normalizing):
         return wanted
 
     def _require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
-        found = None if self._source._td is None else self._source._td.get(_named(key, "_sum"), None)
+        found = None if self.source._td is None else self.source._td.get(_named(key, "_sum"), None)
         if found is not None and (found.shape != wanted or found.dtype != dtype):
             raise self._do_not_fit(key, found, wanted, dtype)
 
     def bind(self, rows: Rows) -> Stage:
         self._is_bound = True
-        source = self._source
+        source = self.source
         entries: dict[Key, Any] = {}
         for number, (in_key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
             read = rows[in_key]
@@ -158,7 +158,7 @@ class _Sums:
     def __init__(
         self, source: Any, key: NestedKey, read: Slot, write: Slot, shape: torch.Size, num_batch_dims: int
     ) -> None:
-        self._source = source
+        self.source = source
         self._key = key
         self._names = [_named(key, suffix) for suffix in ("_sum", "_ssq", "_count")]
         self._read, self._write = read, write
@@ -178,7 +178,7 @@ class _Sums:
 
     def _find(self) -> None:
         """Where the statistics are; they are made when the key is first met."""
-        td = self._source._td
+        td = self.source._td
         if td is None or self._names[0] not in td.keys(True):
             dtype = self._read.tensor.dtype
             fresh = TensorDict()
@@ -186,7 +186,7 @@ class _Sums:
                 fresh.set(name, torch.zeros(self._shape, dtype=dtype))
             fresh.set(self._names[2], torch.zeros(1, dtype=torch.float))
             if td is None:
-                self._source._td = td = fresh
+                self.source._td = td = fresh
             else:
                 td.update(fresh)
         self._td = td
@@ -194,7 +194,7 @@ class _Sums:
         self._arrays = [tensor.numpy() for tensor in self._tensors]
 
     def run(self, env_ids: Sequence[int] | None) -> None:
-        source = self._source
+        source = self.source
         if self._td is None or source._td is not self._td:
             self._find()
         read, write, num = self._read, self._write.array, self._num

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.envs.transforms.base import Rows, Slot, Stage
 from swath.envs.transforms.normalizing import Normalizing, NormalizingStage, load_into
+from swath.envs.transforms.rows import Rows, Slot, Stage
 from swath.envs.transforms.shared_norms import (
     Normal,
     SharedAverages,
@@ -70,7 +70,7 @@ class VecNormV2(Normalizing):
         return shape if self.reduce_batch_dims else torch.Size((*batch_size, *shape))
 
     def _require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
-        source = self._source
+        source = self.source
         if source._loc is None:
             source._loc, source._var, source._count = TensorDict(), TensorDict(), TensorDict()
         found = source._loc.get(key, None)
@@ -94,7 +94,7 @@ class VecNormV2(Normalizing):
             else:
                 entries[as_key(in_key)] = _Averages(self, as_key(in_key), read, write, rows.batch_size)
         in_resets = [entries[as_key(key)] for key in self._in_resets]
-        return NormalizingStage(self._source, list(entries.values()), in_resets)
+        return NormalizingStage(self.source, list(entries.values()), in_resets)
 
     @staticmethod
     def _num_sums(num: int) -> int:
@@ -162,7 +162,7 @@ class _Averages:
     """``VecNormV2`` of one key."""
 
     def __init__(self, transform: VecNormV2, key: Key, read: Slot, write: Slot, batch_size: torch.Size) -> None:
-        self._source = transform._source
+        self.source = transform.source
         self._key = key
         self._read, self._write = read, write
         self._batch_dims = tuple(range(len(batch_size)))
@@ -172,7 +172,7 @@ class _Averages:
         self._of: Any = None
 
     def _find(self) -> None:
-        source = self._source
+        source = self.source
         self._of = source._loc
         self._loc, self._var, self._count = (part.get(self._key) for part in (source._loc, source._var, source._count))
         # One row for each env, or one for all of them.
@@ -181,7 +181,7 @@ class _Averages:
         self._mean, self._std = np.empty_like(self._loc_rows.numpy()), torch.empty_like(self._loc_rows)
 
     def run(self, env_ids: Sequence[int] | None) -> None:
-        source = self._source
+        source = self.source
         if source._loc is not self._of:
             self._find()
         if env_ids is None:
@@ -217,7 +217,7 @@ class _Averages:
         num: int,
         dims: tuple[int, ...],
     ) -> None:
-        decay, count = self._source.decay, self._count
+        decay, count = self.source.decay, self._count
         weight: Any
         if self._reduces:
             count += num
@@ -233,7 +233,7 @@ class _Averages:
     def _normalize(
         self, value: np.ndarray, loc: np.ndarray, var: np.ndarray, mean: np.ndarray, deviation: torch.Tensor, out: Any
     ) -> None:
-        source = self._source
+        source = self.source
         std = deviation.numpy()
         np.multiply(loc, loc, std)
         np.subtract(var, std, std)
