@@ -18,6 +18,7 @@ from swath.envs.guest_keys import GuestKeys, action_spec_of
 from swath.envs.guest_lowering import LoweredStepper, Lowering
 from swath.envs.guest_stepper import GuestStepper
 from swath.envs.known import import_extra
+from swath.envs.torchrl_internals import give_spec
 from swath.errors import EnvError
 from swath.keys import Key
 from swath.rollout.boundaries import Stepper
@@ -134,8 +135,7 @@ class GuestEnv(EnvBase):
     def complete_policy(self, policy: Any) -> None:
         """Exploration modules that were made without a spec get the action's."""
         for module in getattr(policy, "modules", list)():
-            if module.__dict__.get("_spec", ()) is None:
-                module._spec = self.guest.full_action_spec
+            give_spec(module, self.guest.full_action_spec)
 
     def register_collector(self, collector: Any) -> None:
         """Transforms may want to know."""

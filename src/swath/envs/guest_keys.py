@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from swath.envs.torchrl_internals import has_dynamic_specs
 from swath.keys import Key, as_key
 from swath.rollout.layout import CPU, Field
 from swath.rollout.structure import Objects, Structure
@@ -89,7 +90,7 @@ def action_spec_of(whole: Any, field: Field, structure: Structure, batch_size: t
 
 def _ragged_keys(guest: Any) -> frozenset[Key]:
     """Keys whose spec leaves a dimension open."""
-    if not getattr(guest, "_has_dynamic_specs", False):
+    if not has_dynamic_specs(guest):
         return frozenset()
     specs = [guest.full_observation_spec, guest.full_state_spec]
     return frozenset(as_key(key) for spec in specs for key, leaf in spec.items(True, True) if -1 in leaf.shape)

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from swath.errors import EnvDataError, EnvError
 from swath.keys import Key, show
 from swath.rollout.strip import Column, Strip
+from swath.rollout.tensordict_internals import put
 
 if TYPE_CHECKING:
     from swath.envs.guest import GuestEnv
@@ -165,7 +166,7 @@ class GuestStepper:
         written = self._written
         if self._is_flat:
             for key, column in written:
-                root._set_str(key[0], column.rows[t].clone(), validated=True, inplace=False, non_blocking=False)
+                put(root, key[0], column.rows[t].clone())
             return
         if self._is_plain:
             for key, column in written:

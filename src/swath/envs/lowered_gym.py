@@ -13,6 +13,13 @@ from swath.envs.gym import PixelsUnderTheirName
 from swath.envs.gym_rows import GymRowEnv, GymStepper
 from swath.envs.gym_spaces import ObservationLeaf
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
+from swath.envs.torchrl_internals import (
+    encodes_categorical,
+    gives_actions_as_numpy,
+    gym_env_of,
+    remembers_reading,
+    resets_by_itself,
+)
 from swath.errors import EnvDataError
 from swath.keys import show
 from swath.rollout.strip import Strip
@@ -24,8 +31,8 @@ def rows_of(guests: list[Any], batch_size: tuple[int, ...]) -> GymRowEnv:
     for env in gym_envs:
         if env.observation_space != first.observation_space or env.action_space != first.action_space:
             raise NotLowered("its envs differ in their spaces")
-    categorical = guests[0]._categorical_action_encoding
-    if any(guest._categorical_action_encoding != categorical for guest in guests):
+    categorical = encodes_categorical(guests[0])
+    if any(encodes_categorical(guest) != categorical for guest in guests):
         raise NotLowered("its envs differ in how actions are encoded")
     env = LoweredGymEnv(gym_envs, batch_size=batch_size, categorical_action_encoding=categorical)
     env.guests = guests
@@ -96,18 +103,18 @@ def _plain_gym_env(guest: Any) -> gymnasium.Env:
     if name_of(guest) not in ("GymEnv", "GymWrapper"):
         raise NotLowered(f"{type(guest).__name__} is not known")
     require_unchanged(guest)
-    env = guest._env
+    env = gym_env_of(guest)
     if not isinstance(env, gymnasium.Env):
         raise NotLowered(f"it wraps {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     if guest.batch_size:
         raise NotLowered("it is a vector env")
     if guest.info_dict_reader:
         raise NotLowered("it reads its info")
-    if not guest._convert_actions_to_numpy:
+    if not gives_actions_as_numpy(guest):
         raise NotLowered("its actions stay tensors")
-    if "read_obs" in vars(guest) and guest.read_obs == guest._read_obs_memo:
+    if remembers_reading(guest):
         raise NotLowered("it remembers how to read its first observation and reward (fast_encoding)")
-    if guest._torchrl_native_autoreset_requested:
+    if resets_by_itself(guest):
         raise NotLowered("it resets by itself")
     for what, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not _is_plain(space):

@@ -37,7 +37,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass(frozen=True)
-class ControlPlan:
+class HostSignalsPlan:
     """Where the words are that an owner and all its hosts share."""
 
     pid: int
@@ -52,7 +52,7 @@ class ControlPlan:
         return map_of_process(self.pid, self.descriptor, self.num_bytes(self.num_workers))
 
 
-class Control:
+class HostSignals:
     """Those words: a semaphore that hosts raise when they begin to serve, and for each host what is below."""
 
     def __init__(self, memory: torch.Tensor, num_workers: int, initial: int | None = None) -> None:
@@ -82,7 +82,7 @@ class LoweredDescription(EnvDescription):
 class Installer:
     """Given to an env's ``apply`` in its process: puts a host beside it."""
 
-    def __init__(self, plan: ControlPlan, worker: int) -> None:
+    def __init__(self, plan: HostSignalsPlan, worker: int) -> None:
         self._plan = plan
         self._worker = worker
         self._last: Any = None
@@ -109,13 +109,13 @@ def _without_the_env_once(env: Any) -> Any:
 class LoweredHost(EnvHost):
     """Steps an env of TorchRL on rows, in the process and the thread where it is."""
 
-    def __init__(self, guest: Any, plan: ControlPlan, worker: int) -> None:
+    def __init__(self, guest: Any, plan: HostSignalsPlan, worker: int) -> None:
         super().__init__(None)  # type: ignore[arg-type]  (the env was made already)
         self.is_new = True
         self._guest = guest
         self._plan = plan
         self._worker = worker
-        self._control: Control | None = None
+        self._signals: HostSignals | None = None
         self._watch: Watch | None = None
         self._was_bound = False
         self._was_reset = False
@@ -136,8 +136,8 @@ class LoweredHost(EnvHost):
     def describe(self) -> LoweredDescription | str:
         """Lower the env, as it is now; or why not."""
         try:
-            if self._control is None:
-                self._control = Control(self._plan.open(), self._plan.num_workers)
+            if self._signals is None:
+                self._signals = HostSignals(self._plan.open(), self._plan.num_workers)
             if self._guest.batch_size:
                 raise NotLowered("its envs are batches")
             if self._watch is None or self._watch.has_changed():
@@ -196,14 +196,14 @@ class LoweredHost(EnvHost):
 
     def serve(self) -> None:
         """Follow orders until told to leave."""
-        assert self._control is not None
+        assert self._signals is not None
         assert self._watch is not None
-        control, worker = self._control, self._worker
+        signals, worker = self._signals, self._worker
         ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the owner
         try:
-            control.states[worker][0] = CHANGED if self._watch.has_changed() else SERVING
-            control.begun.release()
-            lookout, leave = Lookout(control.go[worker], _TRIES), control.leaves[worker]
+            signals.states[worker][0] = CHANGED if self._watch.has_changed() else SERVING
+            signals.begun.release()
+            lookout, leave = Lookout(signals.go[worker], _TRIES), signals.leaves[worker]
             owner = multiprocessing.parent_process()
             while not leave[0]:
                 if lookout.wait(_SECONDS_BETWEEN_LOOKS):

@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import swath
-from swath.envs.lowered_host import CHANGED, NAME, Control, ControlPlan, Installer, LoweredDescription
+from swath.envs.lowered_host import CHANGED, NAME, HostSignals, HostSignalsPlan, Installer, LoweredDescription
 from swath.envs.recognising import NotLowered
+from swath.envs.torchrl_internals import processes_of
 from swath.errors import EnvError, WorkerDied, WorkerHangs
 from swath.process.channel import unpack
 from swath.process.ctrl_c import ctrl_c_waits
@@ -88,7 +89,7 @@ class TheirHosts:
     """Hosts in the processes of a ParallelEnv; see ``Hosts`` in ``workers/env_hosts.py``."""
 
     def __init__(self, guest: Any) -> None:
-        self._processes: Sequence[Any] = guest._workers
+        self._processes: Sequence[Any] = processes_of(guest)
         self._pipes: Sequence[Any] = list(guest.parent_channels)
         self.num_workers = len(self._pipes)
         #: Of whoever uses the processes: steps, and TorchRL's own commands, from whichever thread.
@@ -107,9 +108,9 @@ class TheirHosts:
         self.when_left: Callable[[], Any] | None = None
         self.last_row: Any = None
         self.descriptions: list[Any] = []
-        self._memory = SharedMemory(ControlPlan.num_bytes(self.num_workers))
-        self._control = Control(self._memory.bytes_, self.num_workers, initial=0)
-        self.go: Sequence[Semaphore | ThreadSemaphore] = self._control.go
+        self._memory = SharedMemory(HostSignalsPlan.num_bytes(self.num_workers))
+        self._signals = HostSignals(self._memory.bytes_, self.num_workers, initial=0)
+        self.go: Sequence[Semaphore | ThreadSemaphore] = self._signals.go
         self._stage: SharedMemory | None = None
         #: Whose rows are in the stage: the same envs may be given to several collectors.
         self.holder: Any = None
@@ -126,7 +127,7 @@ class TheirHosts:
 
     def are_of(self, guest: Any) -> bool:
         """Whether these are the processes that the env has now."""
-        return not guest.is_closed and guest._workers is self._processes
+        return not guest.is_closed and processes_of(guest) is self._processes
 
     def _move_in(self) -> None:
         names, modules = self._ask_all(("__class__", "__name__")), self._ask_all(("__class__", "__module__"))
@@ -137,7 +138,7 @@ class TheirHosts:
         if any(origin != swath.__file__ for origin in origins):
             raise NotLowered("its processes cannot import this swath")
         assert self._memory.descriptor is not None
-        plan = ControlPlan(os.getpid(), self._memory.descriptor, self.num_workers)
+        plan = HostSignalsPlan(os.getpid(), self._memory.descriptor, self.num_workers)
         for worker in range(self.num_workers):
             self._send(worker, "apply", Installer(plan, worker))
         for worker in range(self.num_workers):
@@ -186,13 +187,13 @@ class TheirHosts:
             if self._hangs is not None:
                 raise self._hangs
             for worker in range(self.num_workers):
-                self._control.leaves[worker][0] = 0
+                self._signals.leaves[worker][0] = 0
                 self._send(worker, NAME, "serve")
             for _ in range(self.num_workers):
-                while not self._control.begun.acquire(_SECONDS_BETWEEN_LOOKS):
+                while not self._signals.begun.acquire(_SECONDS_BETWEEN_LOOKS):
                     self.check()
             self.is_serving = True
-            if any(state[0] == CHANGED for state in self._control.states):
+            if any(state[0] == CHANGED for state in self._signals.states):
                 self.leave()
                 return False
             return True
@@ -205,7 +206,7 @@ class TheirHosts:
                 return
             self.is_serving = False
             for worker in range(self.num_workers):
-                self._control.leaves[worker][0] = 1
+                self._signals.leaves[worker][0] = 1
                 self.go[worker].release()
             deadline = time.monotonic() + _SECONDS_TO_LEAVE
             for worker in range(self.num_workers):

@@ -7,7 +7,6 @@ that is asked through TorchRL's pipes. While hosts serve, steps are ordered thro
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from swath.envs.lowered_hosts import TheirHosts
 from swath.envs.parallel import ParallelStepper
 from swath.envs.recognising import NotLowered
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
+from swath.envs.torchrl_internals import gives_other_than_tensors, has_buffers, owns_processes, require_known_processes
 from swath.errors import EnvError
 from swath.keys import Key
 from swath.rollout.layout import Layout
@@ -29,9 +29,6 @@ from swath.rollout.strip import Strip
 from swath.stepping.env_crew import EnvCrew
 from swath.stepping.shared_steps import FAILED, RESET, STEP
 from swath.workers.layout import WorkerLayout
-
-#: What is read of a ParallelEnv. Whoever asks one for a name that it does not have starts it.
-_READ = ("_owns_workers", "_use_buffers", "share_individual_td", "is_closed", "num_workers")
 
 #: Of each ParallelEnv that was started.
 _HOSTS: weakref.WeakKeyDictionary[Any, TheirHosts] = weakref.WeakKeyDictionary()
@@ -49,18 +46,16 @@ def lower_parallel(guest: Any) -> LoweredParallelEnv:
     """Have hosts in the processes of a ParallelEnv, which is started if it was not; raises ``NotLowered``."""
     if not platforms.are_met(*platforms.STEPPING_WORKERS):
         raise NotLowered("envs in processes are not stepped on rows on this system")
-    dispatcher = getattr(sys.modules[type(guest).__module__], "_dispatch_caller_parallel", None)
-    if not all(name in vars(guest) for name in _READ) or not hasattr(dispatcher, "__getattr__"):
-        raise NotLowered("the processes of this version of TorchRL are not known")
-    if not guest._owns_workers:
+    require_known_processes(guest)
+    if not owns_processes(guest):
         raise NotLowered("it is a part of another ParallelEnv")
-    if not guest._use_buffers:
+    if not has_buffers(guest):
         raise NotLowered("it has no buffers (use_buffers=False)")
     if guest.share_individual_td:
         raise NotLowered("each of its envs has a TensorDict of its own (share_individual_td)")
     if guest.is_closed:
         guest.start()
-    if guest._non_tensor_keys:
+    if gives_other_than_tensors(guest):
         raise NotLowered("it gives what is no tensor")
     hosts = _HOSTS.get(guest)
     if hosts is None or not hosts.are_of(guest):

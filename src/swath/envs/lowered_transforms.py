@@ -7,36 +7,13 @@ from typing import Any
 
 import torch
 
+from swath.envs import torchrl_internals as internals
+from swath.envs import transforms as own
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
-from swath.envs.transforms.actions import ActionScaling, DiscreteActionProjection
 from swath.envs.transforms.base import Transform
-from swath.envs.transforms.casting import DoubleToFloat, DTypeCastTransform
-from swath.envs.transforms.clipping import ClipTransform, RewardClipping, SignTransform
 from swath.envs.transforms.compose import Compose
-from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
-from swath.envs.transforms.discretize import ActionDiscretizer
-from swath.envs.transforms.driving import (
-    EndOfLifeTransform,
-    FrameSkipTransform,
-    NoopResetEnv,
-    RandomTruncationTransform,
-)
-from swath.envs.transforms.frames import CatFrames, TimeMaxPool
-from swath.envs.transforms.images import GrayScale, ToTensorImage
-from swath.envs.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
 from swath.envs.transforms.own_tensors import TensorTransform
-from swath.envs.transforms.primer import TensorDictPrimer
-from swath.envs.transforms.scaling import ObservationNorm, RewardScaling
-from swath.envs.transforms.shapes import (
-    CatTensors,
-    FlattenObservation,
-    PermuteTransform,
-    SqueezeTransform,
-    UnsqueezeTransform,
-)
 from swath.envs.transforms.stepper import FLAG_KEYS
-from swath.envs.transforms.vec_norm import VecNorm
-from swath.envs.transforms.vec_norm_v2 import VecNormV2
 from swath.keys import Key, as_key, show
 from swath.specs import Spec, Unbounded
 
@@ -61,16 +38,15 @@ def lower_transforms(transform: Any) -> Compose:
 def _step_counter(theirs: Any) -> Transform:
     if theirs.truncated_key != "truncated" or not theirs.update_done:
         raise NotLowered("StepCounter does not say truncated and done")
-    return StepCounter(theirs.max_steps, step_count_key=theirs.step_count_key)
+    return own.StepCounter(theirs.max_steps, step_count_key=theirs.step_count_key)
 
 
 def _reward_sum(theirs: Any) -> Transform:
     if theirs.parent is None:  # what it was given; it would ask that env for the rest, as ours does
-        given = vars(theirs)
-        return RewardSum(*map(given.get, ("_in_keys", "_out_keys", "_reset_keys")), reward_spec=theirs.reward_spec)
+        return own.RewardSum(*internals.given_keys(theirs), reward_spec=theirs.reward_spec)
     if list(theirs.reset_keys) != ["_reset"] or theirs.reward_spec:
         raise NotLowered("RewardSum has reset_keys or a reward_spec of its own")
-    return RewardSum(list(theirs.in_keys), list(theirs.out_keys))
+    return own.RewardSum(list(theirs.in_keys), list(theirs.out_keys))
 
 
 def _keys(theirs: Any, names: Sequence[str] = ("in_keys", "out_keys")) -> dict[str, Any]:
@@ -79,13 +55,18 @@ def _keys(theirs: Any, names: Sequence[str] = ("in_keys", "out_keys")) -> dict[s
     return {name: None if given is None else list(given) for name, given in keys.items()}
 
 
+def _given(theirs: Any, *names: str) -> dict[str, Any]:
+    """What theirs was made with, for ours, whose arguments have the same names."""
+    return {name: getattr(theirs, name) for name in names}
+
+
 def _all_keys(theirs: Any) -> dict[str, Any]:
     return _keys(theirs, ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv"))
 
 
 def _with_tensors(transform: TensorTransform, theirs: Any) -> Transform:
     """One that reads the very tensors of theirs, also after they were changed or exchanged."""
-    tensors = theirs._buffers
+    tensors = internals.tensors_of(theirs)
     for name in transform.tensors[0]:
         tensor = tensors.get(name)
         if tensor is not None and (tensor.requires_grad or tensor.device.type != "cpu"):
@@ -102,63 +83,63 @@ def _require_same_inverse(theirs: Any) -> None:
 def _observation_norm(theirs: Any) -> Transform:
     if not theirs.initialized:
         raise NotLowered("ObservationNorm is not initialized")
-    return _with_tensors(ObservationNorm(theirs.loc, theirs.scale, **_all_keys(theirs)), theirs)
+    return _with_tensors(own.ObservationNorm(theirs.loc, theirs.scale, **_all_keys(theirs)), theirs)
 
 
 def _reward_scaling(theirs: Any) -> Transform:
-    return _with_tensors(RewardScaling(theirs.loc, theirs.scale, **_keys(theirs)), theirs)
+    return _with_tensors(own.RewardScaling(theirs.loc, theirs.scale, **_keys(theirs)), theirs)
 
 
 def _clip(theirs: Any) -> Transform:
     _require_same_inverse(theirs)
-    return _with_tensors(ClipTransform(**_all_keys(theirs), low=theirs.low, high=theirs.high), theirs)
+    return _with_tensors(own.ClipTransform(**_all_keys(theirs), low=theirs.low, high=theirs.high), theirs)
 
 
 def _reward_clipping(theirs: Any) -> Transform:
-    return _with_tensors(RewardClipping(theirs.clamp_min, theirs.clamp_max, **_keys(theirs)), theirs)
+    return _with_tensors(own.RewardClipping(theirs.clamp_min, theirs.clamp_max, **_keys(theirs)), theirs)
 
 
 def _sign(theirs: Any) -> Transform:
     _require_same_inverse(theirs)
-    return SignTransform(**_all_keys(theirs))
+    return own.SignTransform(**_all_keys(theirs))
 
 
-def _unsqueeze(kind: type[UnsqueezeTransform]) -> Callable[[Any], Transform]:
-    return lambda theirs: kind(theirs._dim, allow_positive_dim=True, **_all_keys(theirs))
+def _unsqueeze(kind: type[own.UnsqueezeTransform]) -> Callable[[Any], Transform]:
+    return lambda theirs: kind(internals.dim_of(theirs), allow_positive_dim=True, **_all_keys(theirs))
 
 
 def _flatten(theirs: Any) -> Transform:
-    return FlattenObservation(theirs._first_dim, theirs._last_dim, **_keys(theirs), allow_positive_dim=True)
+    return own.FlattenObservation(*internals.flattened_dims(theirs), **_keys(theirs), allow_positive_dim=True)
 
 
 def _permute(theirs: Any) -> Transform:
     if theirs.in_keys_inv:
         raise NotLowered("PermuteTransform of actions")
-    return PermuteTransform(theirs.dims, **_keys(theirs))
+    return own.PermuteTransform(theirs.dims, **_keys(theirs))
 
 
 def _cat_tensors(theirs: Any) -> Transform:
     if theirs.dim >= 0 or theirs.unsqueeze_if_oor:
         raise NotLowered("CatTensors counts its dimension from the front, or adds one")
     (out_key,) = theirs.out_keys
-    in_keys = list(theirs.in_keys) if theirs._initialized else theirs._find_in_keys()
-    return CatTensors(in_keys, out_key, theirs.dim, del_keys=theirs._del_keys, sort=False)
+    keys, deletes = internals.read_keys(theirs), internals.deletes_keys(theirs)
+    return own.CatTensors(keys, out_key, theirs.dim, del_keys=deletes, sort=False)
 
 
 def _exclude(theirs: Any) -> Transform:
     _require_no_flags(theirs, theirs.excluded_keys)
-    return ExcludeTransform(*theirs.excluded_keys, inverse=theirs.inverse)
+    return own.ExcludeTransform(*theirs.excluded_keys, inverse=theirs.inverse)
 
 
 def _select(theirs: Any) -> Transform:
     if not theirs.keep_done_keys:
         raise NotLowered("SelectTransform leaves flags out")
-    return SelectTransform(*theirs.selected_keys, keep_rewards=theirs.keep_reward_keys)
+    return own.SelectTransform(*theirs.selected_keys, keep_rewards=theirs.keep_reward_keys)
 
 
 def _rename(theirs: Any) -> Transform:
     _require_no_flags(theirs, [*theirs.in_keys, *theirs.out_keys])
-    return RenameTransform(**_all_keys(theirs), create_copy=theirs.create_copy)
+    return own.RenameTransform(**_all_keys(theirs), create_copy=theirs.create_copy)
 
 
 def _require_no_flags(theirs: Any, keys: Any) -> None:
@@ -171,15 +152,15 @@ def _action_scaling(theirs: Any) -> Transform:
         raise NotLowered("ActionScaling has no action")
     keys: dict[str, Any] = {"in_keys_inv": list(theirs.in_keys_inv), "out_keys_inv": list(theirs.out_keys_inv)}
     if theirs.parent is None and not theirs.initialized:
-        return ActionScaling(**keys, standard_normal=theirs.standard_normal)
-    theirs._ensure_initialized()  # as it does itself before the first step
-    own = ActionScaling(**keys, loc=theirs.loc, scale=theirs.scale, standard_normal=theirs.standard_normal)
-    return _with_tensors(own, theirs)
+        return own.ActionScaling(**keys, standard_normal=theirs.standard_normal)
+    internals.initialize_scaling(theirs)
+    ours = own.ActionScaling(**keys, loc=theirs.loc, scale=theirs.scale, standard_normal=theirs.standard_normal)
+    return _with_tensors(ours, theirs)
 
 
 def _projection(theirs: Any) -> Transform:
     (action_key,) = theirs.in_keys_inv
-    ours = DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
+    ours = own.DiscreteActionProjection(theirs.num_actions_effective, theirs.max_actions, action_key)
     ours.truncates = True
     return ours
 
@@ -192,8 +173,8 @@ def _discretizer(theirs: Any) -> Transform:
     several = isinstance(theirs.num_intervals, torch.Tensor) and theirs.num_intervals.numel() > 1
     if several and theirs.parent is not None and theirs.parent.batch_size:
         raise NotLowered("ActionDiscretizer has a num_intervals for each element, which TorchRL has for single envs")
-    sampling = ActionDiscretizer.SamplingStrategy(int(theirs.sampling))
-    ours = ActionDiscretizer(theirs.num_intervals, theirs.action_key, None, sampling, theirs.categorical)
+    sampling = own.ActionDiscretizer.SamplingStrategy(int(theirs.sampling))
+    ours = own.ActionDiscretizer(theirs.num_intervals, theirs.action_key, None, sampling, theirs.categorical)
     intervals = getattr(theirs, "intervals", None)
     if intervals is not None:  # the very tensors, which its user may change
         is_single = isinstance(intervals, torch.Tensor) and intervals.ndim == 1
@@ -204,7 +185,7 @@ def _discretizer(theirs: Any) -> Transform:
 def _primer(theirs: Any) -> Transform:
     if theirs.random or theirs.single_default_value or theirs.call_before_env_reset:
         raise NotLowered("TensorDictPrimer draws its values, asks for them, or is there before a reset")
-    if theirs._reset_key not in (None, "_reset"):
+    if internals.reset_key_of(theirs) not in (None, "_reset"):
         raise NotLowered("TensorDictPrimer has a reset_key of its own")
     batch_size = torch.Size(()) if theirs.parent is None else theirs.parent.batch_size
     lead = len(batch_size) if theirs.primers.shape[: len(batch_size)] == batch_size else 0
@@ -221,13 +202,13 @@ def _primer(theirs: Any) -> Transform:
         primers[key] = Unbounded(spec.shape[lead:], spec.dtype)
         # Its own tensor where it has one, which its user may change.
         values[key] = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=spec.dtype)
-    return TensorDictPrimer(primers, default_value=values, expand_specs=True)
+    return own.TensorDictPrimer(primers, default_value=values, expand_specs=True)
 
 
 def _vec_norm(theirs: Any) -> Transform:
     if theirs.shapes is not None and any(len(tuple(shape)) == 0 for shape in theirs.shapes):
         raise NotLowered("VecNorm has a shape without a dimension")
-    ours = VecNorm(theirs.in_keys, theirs.out_keys, decay=theirs.decay, eps=theirs.eps, shapes=theirs.shapes)
+    ours = own.VecNorm(theirs.in_keys, theirs.out_keys, decay=theirs.decay, eps=theirs.eps, shapes=theirs.shapes)
     ours.source = theirs
     return ours
 
@@ -235,60 +216,45 @@ def _vec_norm(theirs: Any) -> Transform:
 def _vec_norm_v2(theirs: Any) -> Transform:
     if not theirs.stateful:
         raise NotLowered("VecNormV2 has its statistics in the data")
-    if theirs._loc is None:  # as it would be with its first data
-        theirs._maybe_stateful_init(theirs.parent.fake_tensordict().get("next"))
-    averages: Any = theirs._loc
-    dtypes = {leaf.dtype for leaf in averages.values(True, True)}
+    dtypes = {leaf.dtype for leaf in internals.averages_of(theirs).values(True, True)}
     if theirs.decay == 1 and dtypes != {torch.get_default_dtype()}:
         raise NotLowered(f"VecNormV2 with decay=1 averages {dtypes}")
-    ours = VecNormV2(
-        theirs.in_keys,
-        theirs.out_keys,
-        decay=theirs.decay,
-        eps=theirs.eps,
-        reduce_batch_dims=theirs.reduce_batch_dims,
-    )
+    ours = own.VecNormV2(theirs.in_keys, theirs.out_keys, **_given(theirs, "decay", "eps", "reduce_batch_dims"))
     ours.source = theirs
     return ours
 
 
 def _cat_frames(theirs: Any) -> Transform:
-    ours = CatFrames(
-        theirs.N,
-        theirs.dim,
-        theirs.in_keys,
-        theirs.out_keys,
-        theirs.padding,
-        theirs.padding_value,
-        theirs.as_inverse,
-        theirs._reset_key,
-        theirs.done_key,
-        theirs.future,
-        theirs.mask_key,
+    names = (
+        "N",
+        "dim",
+        "in_keys",
+        "out_keys",
+        "padding",
+        "padding_value",
+        "as_inverse",
+        "done_key",
+        "future",
+        "mask_key",
     )
+    ours = own.CatFrames(**_given(theirs, *names), reset_key=internals.reset_key_of(theirs))
     ours.owners = [theirs]
     return ours
 
 
 def _time_max_pool(theirs: Any) -> Transform:
-    ours = TimeMaxPool(theirs.in_keys, theirs.out_keys, theirs.buffer_size, theirs._reset_key)
+    ours = own.TimeMaxPool(theirs.in_keys, theirs.out_keys, theirs.buffer_size, internals.reset_key_of(theirs))
     ours.owners = [theirs]
     return ours
 
 
 def _to_tensor_image(theirs: Any) -> Transform:
-    return ToTensorImage(
-        theirs.from_int,
-        theirs.unsqueeze,
-        theirs.dtype,
-        in_keys=theirs.in_keys,
-        out_keys=theirs.out_keys,
-        shape_tolerant=theirs.shape_tolerant,
-    )
+    names = ("from_int", "unsqueeze", "dtype", "in_keys", "out_keys", "shape_tolerant")
+    return own.ToTensorImage(**_given(theirs, *names))
 
 
 def _noop_reset(theirs: Any) -> Transform:
-    ours = NoopResetEnv(theirs.noops, theirs.random)
+    ours = own.NoopResetEnv(theirs.noops, theirs.random)
     parent = theirs.parent
     if parent is not None:
         ours.draw = lambda: parent.rand_action()
@@ -296,22 +262,15 @@ def _noop_reset(theirs: Any) -> Transform:
 
 
 def _random_truncation(theirs: Any) -> Transform:
-    ours = RandomTruncationTransform(
-        theirs.min_horizon,
-        theirs.max_horizon,
-        theirs.prob,
-        theirs.first_episode_prob,
-        step_count_key=theirs.step_count_key,
-        truncated_key=theirs.truncated_key,
-        done_key=theirs.done_key,
-    )
+    names = ("min_horizon", "max_horizon", "prob", "first_episode_prob", "step_count_key", "truncated_key", "done_key")
+    ours = own.RandomTruncationTransform(**_given(theirs, *names))
     ours.source = theirs
     return ours
 
 
 def _end_of_life(theirs: Any) -> Transform:
-    ours = EndOfLifeTransform(theirs.eol_key, theirs.lives_key, theirs.done_key, ".".join(theirs.eol_attribute))
-    ours.ask_lives = theirs._get_lives
+    ours = own.EndOfLifeTransform(theirs.eol_key, theirs.lives_key, theirs.done_key, ".".join(theirs.eol_attribute))
+    ours.ask_lives = internals.lives_of(theirs)
     return ours
 
 
@@ -321,9 +280,10 @@ class _AsTheirs(Transform):
     def __init__(self, theirs: Any) -> None:
         super().__init__(theirs.in_keys, theirs.out_keys)
         self._theirs = theirs
+        self._function = internals.value_function_of(theirs)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return self._theirs._apply_transform(value)
+        return self._function(value)
 
     def __repr__(self) -> str:
         return f"{self._theirs!r} from {self.in_keys} to {self.out_keys}"
@@ -340,16 +300,16 @@ class CenterCrop(_AsTheirs):
 _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "StepCounter": _step_counter,
     "RewardSum": _reward_sum,
-    "InitTracker": lambda theirs: InitTracker(theirs.init_key),
-    "DoubleToFloat": lambda theirs: DoubleToFloat(**_all_keys(theirs)),
-    "DTypeCastTransform": lambda theirs: DTypeCastTransform(theirs.dtype_in, theirs.dtype_out, **_all_keys(theirs)),
+    "InitTracker": lambda theirs: own.InitTracker(theirs.init_key),
+    "DoubleToFloat": lambda theirs: own.DoubleToFloat(**_all_keys(theirs)),
+    "DTypeCastTransform": lambda theirs: own.DTypeCastTransform(theirs.dtype_in, theirs.dtype_out, **_all_keys(theirs)),
     "ObservationNorm": _observation_norm,
     "RewardScaling": _reward_scaling,
     "ClipTransform": _clip,
     "RewardClipping": _reward_clipping,
     "SignTransform": _sign,
-    "UnsqueezeTransform": _unsqueeze(UnsqueezeTransform),
-    "SqueezeTransform": _unsqueeze(SqueezeTransform),
+    "UnsqueezeTransform": _unsqueeze(own.UnsqueezeTransform),
+    "SqueezeTransform": _unsqueeze(own.SqueezeTransform),
     "FlattenObservation": _flatten,
     "PermuteTransform": _permute,
     "CatTensors": _cat_tensors,
@@ -365,11 +325,11 @@ _TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
     "CatFrames": _cat_frames,
     "TimeMaxPool": _time_max_pool,
     "ToTensorImage": _to_tensor_image,
-    "GrayScale": lambda theirs: GrayScale(theirs.in_keys, theirs.out_keys),
+    "GrayScale": lambda theirs: own.GrayScale(theirs.in_keys, theirs.out_keys),
     "NoopResetEnv": _noop_reset,
     "RandomTruncationTransform": _random_truncation,
     "EndOfLifeTransform": _end_of_life,
-    "FrameSkipTransform": lambda theirs: FrameSkipTransform(theirs.frame_skip),
+    "FrameSkipTransform": lambda theirs: own.FrameSkipTransform(theirs.frame_skip),
     "Resize": Resize,
     "CenterCrop": CenterCrop,
 }

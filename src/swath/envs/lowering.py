@@ -20,6 +20,7 @@ from swath.envs.lowered_transforms import lower_transforms
 from swath.envs.lowering_watch import Watch
 from swath.envs.recognising import NotLowered, name_of, require_unchanged
 from swath.envs.serial import SerialRowEnv
+from swath.envs.torchrl_internals import envs_of, has_buffers
 from swath.envs.transforms.base import Transform
 from swath.envs.transforms.compose import Compose
 from swath.envs.transforms.counting import InitTracker, RewardSum, StepCounter
@@ -144,7 +145,7 @@ def _lower_gym(guest: Any) -> GymRowEnv:
 def _lower_serial(guest: Any) -> EnvBase:
     if guest.is_closed:
         guest.start()
-    env = _lower_children(list(guest._envs))
+    env = _lower_children(envs_of(guest))
     if _finds_first_rows(guest):
         roots = guest.shared_tensordict_parent.exclude("next").items(True, True)
         leaves = {as_key(key): leaf.numpy() for key, leaf in roots}
@@ -154,7 +155,7 @@ def _lower_serial(guest: Any) -> EnvBase:
 
 def _finds_first_rows(guest: Any) -> bool:
     """Whether a SerialEnv has, for transforms around it, those envs that are not reset while others are."""
-    return guest._use_buffers and not guest.share_individual_td
+    return has_buffers(guest) and not guest.share_individual_td
 
 
 def _lower_children(children: list[Any]) -> EnvBase:

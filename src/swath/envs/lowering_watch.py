@@ -9,6 +9,7 @@ import gymnasium
 from tensordict import TensorDictBase
 
 from swath.envs.recognising import name_of
+from swath.envs.torchrl_internals import CACHES, MEMORY, envs_inside
 
 
 class Watch:
@@ -43,9 +44,9 @@ class Watch:
         # What is compared by its id must be kept, or another object may get the same one.
         seen: list[Any] = [env.step for env in self._gym_envs]
         for thing in self._things:
-            memory = _MEMORY.get(name_of(thing))
+            memory = MEMORY.get(name_of(thing))
             for name, value in vars(thing).items():
-                if name in _CACHES or name == memory:
+                if name in CACHES or name == memory:
                     continue
                 kept.append(value)
                 kind = type(value)
@@ -61,18 +62,9 @@ class Watch:
         return seen
 
 
-#: What transforms keep of an episode, which is shared with what was lowered.
-_MEMORY: dict[str | None, str] = {"CatFrames": "_buffers", "TimeMaxPool": "_buffers"}
-
-#: Attributes that TorchRL writes by itself when it is asked for specs or is given to a collector.
-_CACHES = frozenset(
-    ("_cache", "_input_spec", "_output_spec", "_cache_in_keys", "_collector", "_is_spec_locked", "_validated", "_seeds")
-)
-
-
 def _parts(guest: Any) -> Iterator[Any]:
     """The guest, and envs in it that are not modules of its own."""
     yield guest
     for part in list(guest.modules()):
-        for child in vars(part).get("_envs", ()):
+        for child in envs_inside(part):
             yield from _parts(child)

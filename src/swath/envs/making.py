@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -75,3 +75,12 @@ def resolve_factories(
         if len(given) != num_envs:
             raise RuntimeError(f"{who}: {num_envs} envs were asked for, but {len(given)} {name} given")
     return factories, all_kwargs
+
+
+def refuse_unknown(who: str, others: Iterable[str], accepted: Container[str]) -> None:
+    """Of the arguments that TorchRL's batches of envs have: those that have no effect here are accepted."""
+    for name in others:
+        if name in ("pin_memory", "allow_step_when_done"):
+            raise ValueError(f"{who}: {name} is not supported")
+        if name not in accepted:
+            raise TypeError(f"{who} got an unknown argument {name!r}")

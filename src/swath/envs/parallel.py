@@ -13,7 +13,7 @@ import torch
 
 from swath import platforms
 from swath.copying import NotCopied
-from swath.envs.making import make_env, resolve_factories
+from swath.envs.making import make_env, refuse_unknown, resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.envs.serial import side_by_side
 from swath.errors import EnvClosed, EnvError
@@ -218,11 +218,7 @@ class ParallelEnv(CrewEnv):
             num_envs, num_workers = num_workers, None
         if create_env_fn is None or num_envs is None:
             raise TypeError("ParallelEnv needs a number of envs and create_env_fn: ParallelEnv(4, make_env)")
-        for name in others:
-            if name in ("pin_memory", "allow_step_when_done"):
-                raise ValueError(f"ParallelEnv: {name} is not supported")
-            if name not in _MEANINGLESS:
-                raise TypeError(f"ParallelEnv got an unknown argument {name!r}")
+        refuse_unknown("ParallelEnv", others, _MEANINGLESS)
         factories, kwargs = resolve_factories("ParallelEnv", num_envs, create_env_fn, create_env_kwargs)
         if num_workers is not None and not 1 <= num_workers <= num_envs:
             raise ValueError(f"ParallelEnv: num_workers={num_workers} for {num_envs} envs; give 1 to {num_envs}")

@@ -15,25 +15,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from swath.envs import torchrl_internals as internals
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.lowering import lower
 from swath.envs.lowering_watch import Watch
 from swath.envs.recognising import NotLowered, is_written_by_torchrl, name_of, require_unchanged
 from swath.keys import as_key
 from swath.rollout.strip import Strip
-
-#: What this stands for: those who override one of them have it called.
-_FRAME = (
-    "step",
-    "step_and_maybe_reset",
-    "_step_and_maybe_reset",
-    "_step_proc_data",
-    "maybe_reset",
-    "any_done",
-    "step_mdp",
-    "_step_mdp",
-    "_assert_tensordict_shape",
-)
+from swath.rollout.tensordict_internals import entries_of, new_unchecked, put
 
 _Step = Callable[[TensorDict], TensorDict]
 
@@ -66,7 +55,6 @@ class QuickSteps:
         if any(len(key) > 1 for key in keys) or layout.root_only:
             raise _NotQuick
         _require_frame(guest, common.EnvBase)
-        _require_no_hooks(guest)
         return QuickStep(guest, self._step_of(guest))
 
     def _step_of(self, env: Any) -> _Step:
@@ -75,16 +63,19 @@ class QuickSteps:
             return self._step_on_rows(env) or _completing(env)
         require_unchanged(env)
         inner = self._step_of(env.base_env)
-        transforms = list(_flat(env.transform))
-        inverses = _inverses(env.transform, transforms)
+        transforms = internals.flat(env.transform)
+        if not internals.has_plain_inverse(env.transform):
+            raise _NotQuick
+        inverses = [inverse for inverse in map(internals.inverse_of, reversed(transforms)) if inverse is not None]
+        changes = [internals.step_of(transform) for transform in transforms]
 
         def step(root: TensorDict) -> TensorDict:
             given = _shallow(root)
             for inverse in inverses:
-                given = inverse._inv_call(given)
+                given = inverse(given)
             data = inner(given)
-            for transform in transforms:
-                data = transform._step(given, data)
+            for change in changes:
+                data = change(given, data)
             return data
 
         return step
@@ -104,71 +95,30 @@ class QuickSteps:
 
 def _require_frame(guest: Any, base: type) -> None:
     kind, own = type(guest), vars(guest)
-    for name in _FRAME:
+    for name in internals.FRAME:
         method = vars(base)[name]
         if name in own or getattr_static(kind, name) is not method or not is_written_by_torchrl(method):
             raise _NotQuick
-    if own.get("_compiled_step_and_maybe_reset") is not None or own.get("_torchrl_native_autoreset"):
+    if not internals.has_plain_frame(guest) or internals.has_hooks(guest):
         raise _NotQuick
-    if guest.run_type_checks or not guest._simple_done:
-        raise _NotQuick
-
-
-def _require_no_hooks(env: Any) -> None:
-    """Nothing is done between a step and a reset."""
-    while name_of(env) == "TransformedEnv":
-        base_of_all = sys.modules["torchrl.envs.transforms._base"].Transform
-        for transform in _flat(env.transform):
-            method = type(transform)._post_step_mdp_hooks
-            if method is not base_of_all._post_step_mdp_hooks or "_post_step_mdp_hooks" in vars(transform):
-                raise _NotQuick
-        env = env.base_env
-    if env._post_step_mdp_hooks is not None:
-        raise _NotQuick
-
-
-def _flat(transform: Any) -> Any:
-    """The transforms of a Compose, one after the other."""
-    if name_of(transform) != "Compose":
-        yield transform
-        return
-    require_unchanged(transform)
-    for each in transform.transforms:
-        yield from _flat(each)
-
-
-def _inverses(whole: Any, transforms: list[Any]) -> list[Any]:
-    """Those that change what is given to the env, in their order."""
-    module = sys.modules["torchrl.envs.transforms._base"]
-    if type(whole).inv is not module.Transform.inv or "inv" in vars(whole):
-        raise _NotQuick
-    inverses = []
-    for transform in reversed(transforms):
-        own = type(transform)._inv_call
-        if own is module._CallableTransform._inv_call and "_inv_call" not in vars(transform):
-            continue  # it does nothing
-        if own is not module.Transform._inv_call or "_inv_call" in vars(transform):
-            raise _NotQuick  # it might leave steps out
-        if transform.in_keys_inv:
-            inverses.append(transform)
-    return inverses
 
 
 def _shallow(data: TensorDict) -> TensorDict:
-    return TensorDict._new_unsafe(source=dict(data._tensordict), batch_size=data.batch_size, device=data.device)
+    return new_unchecked(source=dict(entries_of(data)), batch_size=data.batch_size, device=data.device)
 
 
 def _completing(env: Any) -> _Step:
     """Its own ``_step``; it may leave out flags that follow from others."""
     flags = [(key, spec.shape) for key, spec in env.full_done_spec.items()]
+    own_step, complete = internals.step_of(env), internals.completing_done(env)
 
     def step(root: TensorDict) -> TensorDict:
-        data = env._step(root)
-        own = data._tensordict if type(data) is TensorDict else {}
+        data = own_step(root)
+        own = entries_of(data) if type(data) is TensorDict else {}
         for key, shape in flags:
             value = own.get(key)
             if value is None or value.shape != shape:
-                return env._complete_done(env.full_done_spec, data)
+                return complete(env.full_done_spec, data)
         return data
 
     return step
@@ -206,7 +156,7 @@ def _row_step(env: Any, rows: GymRowEnv) -> _Step:
         source["terminated"] = terminated.clone()
         source["truncated"] = truncated.clone()
         source["done"] = terminated | truncated
-        return TensorDict._new_unsafe(source=source, batch_size=size, device=device)
+        return new_unchecked(source=source, batch_size=size, device=device)
 
     return step
 
@@ -217,12 +167,11 @@ class QuickStep:
     def __init__(self, guest: Any, step: _Step) -> None:
         self._guest = guest
         self._step = step
-        mdp = guest._step_mdp
-        trees = (mdp.exclude_from_root, mdp.keys_from_next)
-        if not mdp.keep_other or any(below is not None for tree in trees for below in tree.values()):
+        moved = internals.moved_keys(guest)
+        if moved is None:
             raise _NotQuick
-        self._excluded = frozenset(mdp.exclude_from_root)
-        self._from_next = list(mdp.keys_from_next)
+        self._excluded, self._from_next = moved
+        self._complete = internals.completing_data(guest)
         self._expected = [(key, guest.full_reward_spec[key].shape) for key in guest.reward_keys]
         self._expected += [(key, guest.full_done_spec[key].shape) for key in guest.done_keys]
         if any(length <= 0 for _, shape in self._expected for length in shape):
@@ -232,24 +181,24 @@ class QuickStep:
         """The data after the step by key, and the following root; None, before anything is done, if it cannot."""
         if type(root) is not TensorDict:
             return None
-        before = root._tensordict
+        before = entries_of(root)
         for value in before.values():
             if not isinstance(value, torch.Tensor):
                 return None
         after = self._step(root)
-        if type(after) is not TensorDict or not self._is_complete(after._tensordict):
-            after = self._guest._step_proc_data(after)
-        values: dict[str, Any] = after._tensordict if type(after) is TensorDict else dict(after.items())
+        if type(after) is not TensorDict or not self._is_complete(entries_of(after)):
+            after = self._complete(after)
+        values: dict[str, Any] = entries_of(after) if type(after) is TensorDict else dict(after.items())
         excluded = self._excluded
         source = {key: value for key, value in before.items() if key not in excluded}
         for key in self._from_next:
             value = values.get(key)
             if value is not None:
                 source[key] = value
-        following: Any = TensorDict._new_unsafe(source=source, batch_size=root.batch_size, device=root.device)
+        following: Any = new_unchecked(source=source, batch_size=root.batch_size, device=root.device)
         done = source["done"]
         if bool(done) if done.numel() == 1 else bool(done.any()):
-            following._set_str("_reset", done.clone(), validated=True, inplace=False, non_blocking=False)
+            put(following, "_reset", done.clone())
             following = self._guest.reset(following, select_reset_only=True)
         return values, following
 

@@ -11,7 +11,7 @@ import torch
 from swath.envs.base import EnvBase
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
-from swath.envs.making import make_env, resolve_factories
+from swath.envs.making import make_env, refuse_unknown, resolve_factories
 from swath.envs.rows import OF_THE_WHOLE, RowEnv
 from swath.errors import EnvError, add_note
 from swath.rollout.boundaries import Stepper
@@ -51,11 +51,7 @@ class SerialEnv:
         device: torch.device | str | None = None,
         **others: Any,
     ) -> Any:
-        for name in others:
-            if name in ("pin_memory", "allow_step_when_done"):
-                raise ValueError(f"SerialEnv: {name} is not supported")
-            if name not in _FOR_PROCESSES:
-                raise TypeError(f"SerialEnv got an unknown argument {name!r}")
+        refuse_unknown("SerialEnv", others, _FOR_PROCESSES)
         factories, kwargs = resolve_factories("SerialEnv", num_workers, create_env_fn, create_env_kwargs)
         children: list[Any] = [make_env(factory, own) for factory, own in zip(factories, kwargs, strict=True)]
         if all(isinstance(child, GymWrapper) for child in children) and same_spaces(children):

@@ -23,6 +23,7 @@ from multiprocessing import context, reduction, spawn, util
 from typing import Any, Literal, cast
 
 from swath.process.ctrl_c import ctrl_c_waits, interruptible
+from swath.process.forkserver_internals import ServerAbove, was_forked_from_server
 from swath.process.owner import Owner, descriptor_of
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -41,7 +42,7 @@ def server() -> multiprocessing.forkserver.ForkServer:
     """
     global _server
     if _server is None or _server[1] != os.getpid():  # a forked child must not use its parent's
-        _server = _ServerAbove() if _was_forked_from_ours() else _new_server(), os.getpid()
+        _server = ServerAbove() if _was_forked_from_ours() else _new_server(), os.getpid()
     return _server[0]
 
 
@@ -52,25 +53,7 @@ def _new_server() -> multiprocessing.forkserver.ForkServer:
 
 
 def _was_forked_from_ours() -> bool:
-    above: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-    return _PRELOAD in sys.modules and above._forkserver_alive_fd is not None and above._forkserver_pid is None
-
-
-class _ServerAbove(multiprocessing.forkserver.ForkServer):
-    """The server that this process was forked from, as ``multiprocessing`` left it in its children.
-
-    (Which would start another one all the same, since it looks for the server's number, and only its owner has that.)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        above: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-        self._forkserver_address = above._forkserver_address
-        self._forkserver_alive_fd = above._forkserver_alive_fd
-        self._forkserver_pid = None
-
-    def ensure_running(self) -> None:
-        multiprocessing.resource_tracker.ensure_running()
+    return _PRELOAD in sys.modules and was_forked_from_server()
 
 
 def _connect(fds: list[int]) -> tuple[int, int]:
@@ -79,7 +62,7 @@ def _connect(fds: list[int]) -> tuple[int, int]:
     try:
         return server().connect_to_new_process(fds)  # type: ignore[return-value]
     except (ConnectionError, FileNotFoundError):
-        if not isinstance(server(), _ServerAbove):
+        if not isinstance(server(), ServerAbove):
             raise
         _server = _new_server(), os.getpid()  # the one above was killed
         return server().connect_to_new_process(fds)  # type: ignore[return-value]
@@ -97,7 +80,7 @@ def _pickled(process: Any, popen: Any) -> io.BytesIO:
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
-        reduction.dump(_preparation(process._name), buffer)
+        reduction.dump(_preparation(process.name), buffer)
         reduction.dump(process, buffer)
     finally:
         context.set_spawning_popen(None)

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensordict.nn import InteractionType, probabilistic, set_interaction_type
+from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 from torch.compiler import is_compiling
+
+from swath.rollout.tensordict_internals import INTERACTION_TYPE
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ class _Own(threading.local):
 
 
 _own = _Own()
-_shared: Any = probabilistic._interaction_type
+_shared: Any = INTERACTION_TYPE
 
 
 class _SharedOrOwn(type(_shared)):

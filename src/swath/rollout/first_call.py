@@ -17,6 +17,7 @@ from swath.keys import Key, as_key, show
 from swath.rollout.layout import Field, Layout
 from swath.rollout.operations import RETURNED_NONE, Surroundings
 from swath.rollout.policies import PolicyCall, SampleCall, TensorCall, TensorDictCall, name_outputs
+from swath.rollout.torch_internals import buffers_of
 
 
 def first_call(
@@ -162,7 +163,7 @@ def untouched(policy: Any) -> Iterator[None]:
     before = [
         (module, name, buffer, buffer.detach().clone())
         for module in modules
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_of(module).items()
         if buffer is not None
     ]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -172,4 +173,4 @@ def untouched(policy: Any) -> Iterator[None]:
         finally:
             with torch.no_grad():
                 for module, name, buffer, value in before:
-                    module._buffers[name] = buffer.copy_(value)
+                    buffers_of(module)[name] = buffer.copy_(value)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules import module as torch_module
+
+from swath.rollout.torch_internals import has_hooks, parameters_of
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,16 +45,7 @@ _IN_PLACE: dict[type[nn.Module], Function] = {
 
 def is_plain(module: nn.Module) -> bool:
     """Whether calling the module does nothing but run its class's ``forward``."""
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or "forward" in module.__dict__
-        or type(module).__call__ is not nn.Module.__call__
-    )
+    return not has_hooks(module) and "forward" not in module.__dict__ and type(module).__call__ is nn.Module.__call__
 
 
 def layers_of(module: Any) -> list[Any]:
@@ -70,7 +62,7 @@ def stack_fingerprint(module: Any) -> list[Any]:
         known = _is_known(layer)
         seen += (layer, known)  # modules compare by identity
         if known:
-            seen += [p if p is None else (p.data_ptr(), p.shape) for p in layer._parameters.values()]
+            seen += [p if p is None else (p.data_ptr(), p.shape) for p in parameters_of(layer)]
     return seen
 
 

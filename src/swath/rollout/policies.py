@@ -32,6 +32,7 @@ from torch import nn
 from swath.errors import PolicyError
 from swath.keys import Key, as_key
 from swath.rollout.functional import is_plain
+from swath.rollout.tensordict_internals import has_arguments_of_its_own, has_generator, hides_outputs, modules_of
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,13 @@ def module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
         return whole
     forward = type(module).forward
     if isinstance(module, TensorDictSequential) and forward in _KNOWN_SEQUENCES:
-        children = list(module._module_iter())
+        children = modules_of(module)
+        if children is None:
+            return whole
         samplers = [isinstance(child, ProbabilisticTensorDictModule) for child in children]
         if module.partial_tolerant or module.inplace not in (None, True) or any(samplers[:-1]):
             return whole
-        if nested and module._select_before_return:  # what it hides, a later module must not see
+        if nested and hides_outputs(module):  # what it hides, a later module must not see
             return whole
         return [call for child in children for call in module_calls(child, nested=True)]
     if isinstance(module, TensorDictModule) and forward is TensorDictModule.forward:
@@ -170,8 +173,7 @@ def module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
             module.inplace is True
             and module.method is None
             and not module.method_kwargs
-            and module._kwargs is None
-            and not module._get_kwargs
+            and not has_arguments_of_its_own(module)
         ):
             in_keys, out_keys = (tuple(map(as_key, k)) for k in (module.in_keys, module.out_keys))
             return [TensorCall(module.module, in_keys, out_keys, whole=module)]
@@ -180,8 +182,7 @@ def module_calls(module: Any, nested: bool = False) -> list[PolicyCall]:
         isinstance(module, ProbabilisticTensorDictModule)
         and forward is ProbabilisticTensorDictModule.forward
         and module.num_samples is None
-        and module._generator is None
-        and module._generator_key is None
+        and not has_generator(module)
         and not module.cache_dist
         and isinstance(module.distribution_class, type)
         and not issubclass(module.distribution_class, CompositeDistribution)

@@ -110,7 +110,7 @@ class ActionScaling(TensorTransform):
                 self._keep(loc=(high + low) / 2, scale=(high - low) / 2)
             return Bounded(-1.0 if self.standard_normal else 0.0, 1.0, spec.shape, spec.dtype, spec.device)
         self._require_same_shape(spec)
-        self._require_fit(self.denormalize(spec.zero()), spec.zero())
+        self.require_fit(self.denormalize(spec.zero()), spec.zero())
         if not is_bounded:
             return Unbounded(spec.shape, spec.dtype, spec.device)
         ends = [self.normalize(bound) for bound in bounds_of(spec)]  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ class _Clip(TensorTransform):
         return self._clip(self.tensors[0], value)
 
     def _part(self, tensors: Tensors, read: torch.Tensor, write: torch.Tensor, is_inverse: bool) -> Callable[[], Any]:
-        self._require_fit(self._clip(tensors, read), write)
+        self.require_fit(self._clip(tensors, read), write)
         clip = self._clip
         return lambda: clip(tensors, read, write)
 

@@ -200,13 +200,13 @@ class Normalizing(Transform):
             self._attach()
         else:
             for in_key in self.in_keys:
-                self._require_fit(in_key, *self._expected[as_key(in_key)])
+                self.require_fit(in_key, *self._expected[as_key(in_key)])
 
     def _shape_for(self, key: NestedKey, shape: torch.Size, batch_size: torch.Size) -> torch.Size:
         """Of the statistics of values of this shape."""
         raise NotImplementedError
 
-    def _require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
+    def require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
         """Whether the statistics that there are fit."""
         raise NotImplementedError
 

@@ -58,7 +58,7 @@ class TensorTransform(Transform):
     def _part(self, tensors: Tensors, read: torch.Tensor, write: torch.Tensor, is_inverse: bool) -> Callable[[], Any]:
         raise NotImplementedError
 
-    def _require_fit(self, made: torch.Tensor, write: torch.Tensor) -> None:
+    def require_fit(self, made: torch.Tensor, write: torch.Tensor) -> None:
         """That what comes out is what the rows were made for."""
         if made.shape != write.shape or made.dtype != write.dtype:
             raise ValueError(

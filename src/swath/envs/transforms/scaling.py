@@ -74,7 +74,7 @@ class _AffinePart:
         #: The same memory: whether it is set can change.
         self._standard = self._standard_tensor.numpy()
         made = _affine(self._read, self._loc, self._scale, bool(self._standard) != self._is_inverse)
-        self._who._require_fit(made, self._write)
+        self._who.require_fit(made, self._write)
 
     def __call__(self) -> None:
         tensors = self._tensors

@@ -80,7 +80,7 @@ class VecNorm(Normalizing):
             raise ValueError(f"VecNorm: {show(as_key(key))} is {tuple(shape)}, which does not end in {tuple(wanted)}")
         return wanted
 
-    def _require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
+    def require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
         found = None if self.source._td is None else self.source._td.get(_named(key, "_sum"), None)
         if found is not None and (found.shape != wanted or found.dtype != dtype):
             raise self._do_not_fit(key, found, wanted, dtype)

@@ -69,7 +69,7 @@ class VecNormV2(Normalizing):
     def _shape_for(self, key: NestedKey, shape: torch.Size, batch_size: torch.Size) -> torch.Size:
         return shape if self.reduce_batch_dims else torch.Size((*batch_size, *shape))
 
-    def _require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
+    def require_fit(self, key: NestedKey, wanted: torch.Size, dtype: torch.dtype) -> None:
         source = self.source
         if source._loc is None:
             source._loc, source._var, source._count = TensorDict(), TensorDict(), TensorDict()

@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 from tensordict.nn.probabilistic import interaction_type
-from torch.distributions import Distribution
-from torch.nn.modules import module
 
 from swath.errors import CaptureError
 from swath.rollout.capture.program import Program, Rows, program_of, random_states, restore
 from swath.rollout.capture.recording import NotCapturable, record, scouted
 from swath.rollout.capture.watch import Watch, watch
+from swath.rollout.torch_internals import GLOBAL_HOOKS, modes, validates_arguments
 
 #: Calls before the first recording: by then caches are filled, and what a first call alone does is done.
 FIRST_WAIT = 4
@@ -48,9 +47,6 @@ MOST = 0.8
 
 
 #: Hooks on every module.
-_GLOBAL_HOOKS = [
-    hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
-]
 
 
 @dataclass(frozen=True)
@@ -380,11 +376,10 @@ def ambient() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_device(),
         torch.get_num_threads(),
-        torch._C._len_torch_dispatch_stack(),
-        torch._C._len_torch_function_stack(),
+        *modes(),
         interaction_type(),
-        Distribution._validate_args,
-        *map(tuple, _GLOBAL_HOOKS),
+        validates_arguments(),
+        *map(tuple, GLOBAL_HOOKS),
     )
 
 

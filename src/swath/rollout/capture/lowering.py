@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from swath.rollout.capture.recording import EQUAL, LINEAR, ONE_HOT, TO_LIST, Node, storage_of
+from swath.rollout.capture.recording import EQUAL, LINEAR, ONE_HOT, TO_LIST, Node
 from swath.rollout.capture.rewrites import LOOKS, Makers, gives_probabilities, no_nan
+from swath.rollout.torch_internals import Operation, binding, num_outs, overload_name, storage_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +197,7 @@ def _anew(node: Node) -> Statement:
 def _in_place(node: Node) -> Statement:
     name = node.name
     method = getattr(torch.Tensor, name, None) if name.endswith("_") else None
-    if method is None or node.kwargs or node.op._overloadname not in ("default", "Tensor", "Scalar"):
+    if method is None or node.kwargs or overload_name(node.op) not in ("default", "Tensor", "Scalar"):
         method = node.op
     return Statement(method, node.args, node.kwargs)
 
@@ -224,7 +225,7 @@ def _product(node: Node) -> Statement:
 
 
 def _out_of_place(node: Node, read: set[int], passed_on: set[int]) -> Statement:
-    function = _binding(node.name)
+    function = binding(node.name)
     if node.name == "relu":  # which is this, and has no ``out=``
         return Statement(torch.clamp_min, (*node.inputs, 0), {"out": node.result})
     results: Any = node.result if isinstance(node.result, torch.Tensor) else tuple(node.outputs)
@@ -266,19 +267,14 @@ def _is_read(part: Any, read: set[int]) -> bool:
     return isinstance(part, torch.Tensor) and storage_of(part) in read
 
 
-def _binding(name: str) -> Callable[..., Any] | None:
-    """What Python calls it: with fewer detours than the operation itself."""
-    return getattr(torch, name, None) or getattr(torch._C._nn, name, None)
-
-
 def _out_overload(node: Node) -> Callable[..., Any] | None:
-    if not isinstance(node.op, torch._ops.OpOverload):
+    if not isinstance(node.op, Operation):
         return None
     packet = node.op.overloadpacket
-    overload = node.op._overloadname
+    overload = overload_name(node.op)
     for name in ("out" if overload == "default" else f"{overload}_out", "out"):
         if name in packet.overloads():
             found = getattr(packet, name)
-            if sum(argument.is_out for argument in found._schema.arguments) == 1:
+            if num_outs(found) == 1:
                 return found
     return None

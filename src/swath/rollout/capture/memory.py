@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from swath.rollout.capture.recording import Node, storage_of
+from swath.rollout.capture.recording import Node
+from swath.rollout.torch_internals import storage_of
 
 
 class OwnMemory:

@@ -17,8 +17,9 @@ import torch
 
 from swath.rollout.capture.lowering import Check, Statement, lowered
 from swath.rollout.capture.memory import OwnMemory
-from swath.rollout.capture.recording import EQUAL, ITEM, LIFT, TO_LIST, Node, NotCapturable, Recording, storage_of
+from swath.rollout.capture.recording import EQUAL, ITEM, LIFT, TO_LIST, Node, NotCapturable, Recording
 from swath.rollout.capture.rewrites import rewritten
+from swath.rollout.torch_internals import storage_of
 
 #: Where a program was left, if not at a value that was looked at.
 RAISED = "an operation that raised"

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from torch.utils._pytree import tree_leaves
 
 from swath.errors import SwathError
+from swath.rollout.torch_internals import Operation, linear, one_hot, operation_name, storage_of
 
 #: Packages whose code does what its arguments and attributes say, and nothing else.
 LIBRARIES = frozenset(["torch", "tensordict", "torchrl", "swath", "functorch"])
@@ -82,9 +83,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        return (
-            self.op._schema.name.partition("::")[2] if isinstance(self.op, torch._ops.OpOverload) else self.op.__name__
-        )
+        return operation_name(self.op) if isinstance(self.op, Operation) else self.op.__name__
 
     @property
     def is_check(self) -> bool:
@@ -198,7 +197,7 @@ class _Operations(TorchDispatchMode):
 
 #: Noted as one operation. Seen from below, a linear layer would take another way than it takes unseen, and a one-hot
 #: code looks at its indices only to raise.
-LINEAR, ONE_HOT = torch._C._nn.linear, torch._C._nn.one_hot
+LINEAR, ONE_HOT = linear, one_hot
 TO_LIST = torch.Tensor.tolist
 #: A product changes the shape of its own result, which would not be seen.
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
@@ -360,10 +359,6 @@ def _why_not_called(function: Any, by_library: bool) -> str | None:
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def storages(tensors: list[torch.Tensor]) -> Iterator[int]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
-from swath.rollout.capture.recording import ITEM, Node, storage_of
+from swath.rollout.capture.recording import ITEM, Node
+from swath.rollout.torch_internals import storage_of
 
 
 def no_nan(x: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from swath.rollout.capture.recording import LIBRARIES, PURE_MODULES, NotCapturable, Recording, names_in
+from swath.rollout.torch_internals import Operation, OperationPacket
 
 _MISSING = object()
 #: More than this is not watched: looking at it before every batch would cost more than it gains.
@@ -31,7 +32,7 @@ _LEAVES = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype),
     *(BuiltinFunctionType, CodeType, type(len), type(str.join), type([].append), type(object.__init__)),
-    *(type(torch.Tensor.shape), torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # type: ignore[attr-defined]
+    *(type(torch.Tensor.shape), Operation, OperationPacket),  # type: ignore[attr-defined]
 )
 #: Values that change, or lead elsewhere, without an attribute that shows it.
 _BLIND = (bytearray, memoryview, Iterator, MappingView, operator.attrgetter, operator.methodcaller)
