@@ -221,9 +221,10 @@ class Collector(BaseCollector):
     ) -> PolicyPlan | None:
         if isinstance(self.policy, RandomPolicy):
             return None
-        device = casting_device(self._devices.policy, env)
+        device = self._devices.policy
+        casts = casting_device(device, env) is not None
         with torch.no_grad():
-            return PolicyPlan.resolve(self.policy, env, first_row, device=device, options=call_options)
+            return PolicyPlan.resolve(self.policy, env, first_row, device=device, casts=casts, options=call_options)
 
     def policy_plan(self) -> str:
         """How the policy is called, and why not faster.
