@@ -92,6 +92,26 @@ def test_an_action_of_another_shape_is_refused_still() -> None:
         Collector("CartPole-v1", lambda observation: observation[..., 0].long(), frames_per_batch=FRAMES)
 
 
+@pytest.mark.torchrl
+@pytest.mark.filterwarnings("ignore")  # what TorchRL's collector says of itself
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_an_action_without_the_trailing_1_is_taken_as_in_torchrl(num_envs: int) -> None:
+    import torchrl.collectors
+    import torchrl.envs
+    from torchrl.testing.mocking_classes import CountingEnv
+
+    def make() -> Any:
+        return CountingEnv() if num_envs == 1 else torchrl.envs.SerialEnv(num_envs, CountingEnv)
+
+    theirs = torchrl.collectors.Collector(make(), ones_of_the_batch, frames_per_batch=FRAMES, total_frames=FRAMES)
+    (expected,) = [batch.clone() for batch in theirs]
+    theirs.shutdown()
+    (batch,) = Collector(make, ones_of_the_batch, frames_per_batch=FRAMES, total_frames=FRAMES)
+    assert torch.equal(batch["action"].squeeze(-1), expected["action"])
+    for key in ("observation", ("next", "observation"), ("next", "reward"), ("next", "done")):
+        assert torch.equal(batch[key], expected[key])
+
+
 # -- 2: the device of the TensorDict that a policy gets ----------------------------------------------------------------
 
 

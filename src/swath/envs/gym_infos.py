@@ -66,7 +66,7 @@ def info_leaves(env: gymnasium.Env, info_keys: InfoKeys) -> tuple[InfoLeaf, ...]
     """What ``info_keys`` asks for: names that its first steps have, or specs of what may come at any time."""
     if isinstance(info_keys, Mapping):
         return tuple(leaf for name, spec in info_keys.items() for leaf in _specified((name,), spec))
-    names = [info_keys] if isinstance(info_keys, str) else list(info_keys)
+    names: list[Any] = [info_keys] if isinstance(info_keys, str) else list(info_keys)
     found = [name for name in names if isinstance(name, InfoLeaf)]
     if found or not names:
         return tuple(found)
