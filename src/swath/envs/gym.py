@@ -12,10 +12,10 @@ import gymnasium
 import torch
 from gymnasium import spaces
 
-from swath.envs.gym_rows import GymRowEnv, describe
+from swath.envs.gym_infos import describe
+from swath.envs.gym_rows import GymRowEnv
 from swath.envs.known import import_extra, wrapper_of
 from swath.errors import EnvError
-from swath.specs import Spec
 
 
 class _FrameSkip(gymnasium.Wrapper):
@@ -45,7 +45,10 @@ class GymWrapper(GymRowEnv):
         from_pixels: add ``pixels``, what ``env.render()`` shows; needs ``render_mode="rgb_array"``.
         pixels_only: with ``from_pixels``, drop the other observations.
         frame_skip: repeat each action this many times.
-        info_keys: entries of ``info`` to keep as keys; a mapping to specs where the first step does not show them.
+        info_keys: entries of ``info`` to keep as keys: names, of which a dictionary becomes nested keys; or a mapping
+            to specs (a ``Composite`` for a dictionary), for those that the first step does not show. They are zero
+            where the info has none; of a name that the first step showed, only after a reset. ``"episode"`` of
+            Gymnasium's ``RecordEpisodeStatistics`` is known: ``("next", "episode", "r")`` where ``("next", "done")``.
 
     >>> env = GymWrapper(gymnasium.make("CartPole-v1"))
     >>> env.rollout(3)["observation"].shape
@@ -70,7 +73,7 @@ class GymWrapper(GymRowEnv):
         pixels_only: bool = True,
         frame_skip: int | None = None,
         device: torch.device | str | None = None,
-        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+        info_keys: Sequence[str] | Mapping[str, Any] = (),
     ) -> None:
         if not isinstance(env, gymnasium.Env):
             raise TypeError(
@@ -157,7 +160,7 @@ class GymEnv(GymWrapper):
         pixels_only: bool = True,
         frame_skip: int | None = None,
         device: torch.device | str | None = None,
-        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+        info_keys: Sequence[str] | Mapping[str, Any] = (),
         num_envs: None = None,  # a number is for __new__, which then makes a SerialEnv
         **make_kwargs: Any,
     ) -> None:

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from swath.envs.base import next_seed
+from swath.envs.gym_infos import InfoKeys, describe, info_leaves
 from swath.envs.gym_spaces import (
     ObservationLeaf,
     action_builder,
@@ -20,13 +21,11 @@ from swath.envs.gym_spaces import (
     dict_nodes,
     observation_leaves,
     require_names,
-    torch_dtype,
 )
 from swath.envs.rows import RowEnv
 from swath.errors import EnvDataError, add_note
-from swath.keys import as_key, show
+from swath.keys import show
 from swath.rollout.strip import Strip
-from swath.specs import Composite, Spec, Unbounded
 from swath.states import count, mismatch
 
 
@@ -42,7 +41,7 @@ class GymRowEnv(RowEnv):
         batch_size: Sequence[int],
         device: torch.device | str | None = None,
         categorical_action_encoding: bool = False,
-        info_keys: Sequence[str] | Mapping[str, Spec] = (),
+        info_keys: InfoKeys = (),
     ) -> None:
         super().__init__(batch_size=batch_size, device=device)
         self.gym_envs = list(gym_envs)
@@ -52,39 +51,15 @@ class GymRowEnv(RowEnv):
         first = self.gym_envs[0]
         self.observation_leaves = observation_leaves(first.observation_space, categorical_action_encoding)
         self.action_leaves = action_leaves(first.action_space, categorical_action_encoding)
-        self.info_specs = self._find_info_specs(info_keys)
+        self.info_leaves = info_leaves(first, info_keys)
         lead = self.batch_size
-        self.observation_spec = composite_of(self.observation_leaves, lead).update(
-            Composite({k: s.expand(*lead, *s.shape) for k, s in self.info_specs.items()}, shape=lead)
-        )
+        self.observation_spec = composite_of(self.observation_leaves, lead)
+        for leaf in self.info_leaves:
+            self.observation_spec[leaf.key] = leaf.spec.expand(*lead, *leaf.spec.shape)
         self.full_action_spec = composite_of(self.action_leaves, lead)
         #: Casts that the first reset showed to be needed, by leaf key (see ``GymStepper``).
         self.declared_casts: dict[tuple[str, ...], np.dtype] = {}
         self.casts_are_settled = False
-
-    def _find_info_specs(self, info_keys: Sequence[str] | Mapping[str, Spec]) -> dict[str, Spec]:
-        if isinstance(info_keys, Mapping):
-            return dict(info_keys)
-        if not info_keys:
-            return {}
-        if isinstance(info_keys, str):
-            info_keys = [info_keys]
-        # Most envs fill their info on a step only: take one, to see real values.
-        env = self.gym_envs[0]
-        _, info = env.reset()
-        if not set(info_keys) <= set(info):
-            info = {**info, **env.step(env.action_space.sample())[4]}
-        specs: dict[str, Spec] = {}
-        for name in info_keys:
-            if name not in info:
-                known = ", ".join(map(repr, sorted(info))) or "none"
-                raise KeyError(
-                    f"{describe(env)}: its info has no {name!r} (it has: {known}); if it comes later in an episode, "
-                    f"say its shape: info_keys={{{name!r}: Unbounded((...,))}}"
-                )
-            value = np.asarray(info[name])
-            specs[name] = Unbounded(value.shape, torch_dtype(value.dtype, f"info[{name!r}]"))
-        return specs
 
     def plan(self) -> str:
         if self.has_steps_of_its_own:
@@ -149,7 +124,7 @@ class GymStepper:
         self._dict_nodes = dict_nodes(env.gym_envs[0].observation_space)
         self._build = action_builder(env.gym_envs[0].action_space, env.action_leaves)
         self._rewards: Any = strip.outcomes["reward",].flat
-        self._infos = [(name, strip.carried[as_key(name)].in_numpy, spec) for name, spec in env.info_specs.items()]
+        self._infos = [(leaf, strip.carried[leaf.key].in_numpy) for leaf in env.info_leaves]
         # (leaf, flat memory, entries per env)
         self._leaves: list[tuple[ObservationLeaf, Any, int]] = [
             (leaf, strip.carried[leaf.key].flat, leaf.spec.shape.numel()) for leaf in env.observation_leaves
@@ -207,8 +182,8 @@ class GymStepper:
             reward = np.asarray(reward).item()
         self._rewards[t * self._num_envs + env] = reward
         self._write(t + 1, env, observation)
-        if self._infos:
-            self._write_info(t + 1, env, info, required=True)
+        for leaf, array in self._infos:
+            leaf.write(array, t + 1, env, info, is_step=True)
         if terminated or truncated:
             return self._mark_end(t, env, terminated, truncated, ended)
         return ended
@@ -243,8 +218,8 @@ class GymStepper:
                     observation, info = gym_env.reset(seed=seeds[env], **own)
                     seeds[env] = None
                 self._write(row, env, observation)
-                if self._infos:
-                    self._write_info(row, env, info, required=False)
+                for leaf, array in self._infos:
+                    leaf.write(array, row, env, info, is_step=False)
         except Exception as error:
             if not self._casts_can_mend(observation, error):
                 self._explain(error, "reset", env, None if observation is None else (observation, {}))
@@ -265,23 +240,6 @@ class GymStepper:
             if leaf.prepare is not None:
                 value = leaf.prepare(value)
             memory[index * size : (index + 1) * size] = value
-
-    def _write_info(self, row: int, env: int, info: dict[str, Any], *, required: bool) -> None:
-        for name, array, spec in self._infos:
-            if name in info:
-                value = np.asarray(info[name])
-                if value.shape != tuple(spec.shape):
-                    raise EnvDataError(f"info[{name!r}] has shape {value.shape}, expected {tuple(spec.shape)}")
-                if not np.can_cast(value.dtype, array.dtype, "same_kind"):
-                    raise EnvDataError(
-                        f"info[{name!r}] is {value.dtype}, on its first step it was {array.dtype}; say its dtype: "
-                        f"info_keys={{{name!r}: Unbounded({tuple(spec.shape)}, torch.float32)}}"
-                    )
-                array[row, env] = value
-            elif required:
-                raise EnvDataError(f"info has no {name!r}, which info_keys asks for")
-            else:
-                array[row, env] = 0  # a reset often has no info yet
 
     # -- what went wrong -----------------------------------------------------------------------------------------
 
@@ -371,9 +329,3 @@ def _leaf_problem(leaf: ObservationLeaf, observation: Any) -> str | None:
     if dtype != leaf.space.dtype:
         return f"has dtype {dtype}, its space says {leaf.space.dtype}"
     return None
-
-
-def describe(env: gymnasium.Env) -> str:
-    """An env's id, or its class where it has none."""
-    spec = getattr(env, "spec", None)
-    return spec.id if spec is not None else type(env.unwrapped).__name__

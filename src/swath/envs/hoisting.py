@@ -101,7 +101,7 @@ class _SideBySide(GymRowEnv):
             [env.env for env in envs],
             batch_size=(len(envs),),
             categorical_action_encoding=first.categorical_action_encoding,
-            info_keys=first.info_specs,
+            info_keys=first.info_leaves,
         )
         self.pending_seeds = _SeedsOf(envs)
 

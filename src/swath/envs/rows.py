@@ -108,7 +108,7 @@ class RowEnv(EnvBase):
             action = tensordict.get(field.key, None)
             if action is None:
                 raise KeyError(f"{type(self).__name__}.step: the TensorDict has no {show(field.key)}")
-            if action.shape[lead:] != field.shape:
+            if field.shape not in (action.shape[lead:], (*action.shape[lead:], 1)):
                 raise EnvDataError(
                     f"{type(self).__name__}.step: {show(field.key)} has shape {tuple(action.shape)}, expected "
                     f"{(*self.batch_size, *field.shape)}"
@@ -116,7 +116,8 @@ class RowEnv(EnvBase):
             actions.append(replace(field, dtype=action.dtype))
         strip, stepper = self.single_step(tuple(actions), frozenset(primed))
         for field in wanted:
-            strip.outputs[field.key].rows[0].copy_(tensordict.get(field.key))
+            row = strip.outputs[field.key].rows[0]
+            row.copy_(tensordict.get(field.key).reshape(row.shape))
         for key, value in primed.items():
             strip.carried[key].rows[1].copy_(value)
         strip.terminated[:] = False

@@ -71,7 +71,7 @@ def same_spaces(children: Sequence[GymWrapper]) -> bool:
         not child.has_steps_of_its_own
         and child.env.observation_space == first.env.observation_space
         and child.env.action_space == first.env.action_space
-        and child.info_specs.keys() == first.info_specs.keys()
+        and [leaf.key for leaf in child.info_leaves] == [leaf.key for leaf in first.info_leaves]
         and child.categorical_action_encoding == first.categorical_action_encoding
         for child in children
     )
@@ -110,7 +110,7 @@ class SerialGymEnv(_Children, GymRowEnv):
             batch_size=(len(children),),
             device=device if device is not None else first.device,
             categorical_action_encoding=first.categorical_action_encoding,
-            info_keys=first.info_specs,
+            info_keys=first.info_leaves,
         )
         for index, child in enumerate(children):  # seeded before they were handed over
             self.pending_seeds[index] = child.pending_seeds[0]

@@ -15,6 +15,7 @@ from torch import nn
 from swath.errors import PolicyInputError, PolicyOutputError
 from swath.keys import Key, as_key, show
 from swath.rollout.layout import Field, Layout
+from swath.rollout.numpy_policy import call_first
 from swath.rollout.operations import RETURNED_NONE, Surroundings
 from swath.rollout.policies import PolicyCall, SampleCall, TensorCall, TensorDictCall, name_outputs
 from swath.rollout.torch_internals import buffers_of
@@ -32,7 +33,12 @@ def first_call(
     ``replaceable`` are keys of the env that the policy may write, too.
     """
     if isinstance(call, TensorCall):
-        result = call.function(*(available[key] for key in call.in_keys))
+        inputs = [available[key] for key in call.in_keys]
+        if call.whole is None:
+            function, result, is_numpy = call_first(call.function, inputs)
+            call = replace(call, function=function, is_numpy=is_numpy)
+        else:
+            result = call.function(*inputs)
         if result is None:
             raise PolicyOutputError("the policy returned None; it must return its action")
         if isinstance(result, list):
@@ -128,13 +134,13 @@ def output_fields(
             )
         _check_action(got, wanted, env)
         # Actions are read where the env steps, which is in main memory.
-        outputs[outputs.index(got)] = Field(got.key, got.shape, got.dtype, wanted.device)
+        outputs[outputs.index(got)] = Field(got.key, wanted.shape, got.dtype, wanted.device)
     return outputs, state
 
 
 def _check_action(got: Field, wanted: Field, env: Any) -> None:
     spec = env.full_action_spec[wanted.key]
-    if got.shape != wanted.shape:
+    if wanted.shape not in (got.shape, (*got.shape, 1)):
         hint = ""
         if type(spec).__name__ in ("OneHot", "MultiOneHot"):
             hint = "; for integer actions, make the env with categorical_action_encoding=True"

@@ -41,6 +41,8 @@ class Surroundings:
     batch_size: torch.Size
     device: torch.device | None
     flag_names: tuple[str, ...]
+    #: What the TensorDict says of its device, where the user said where the policy is; its leaves are there already.
+    policy_device: torch.device | None = None
 
     def flags(self) -> dict[Key, torch.Tensor]:
         """The flags of a running episode: none is set."""
@@ -49,7 +51,7 @@ class Surroundings:
 
     def tensordict(self, leaves: dict[Key, torch.Tensor]) -> TensorDict:
         """The leaves and the flags."""
-        return TensorDict(nested({**self.flags(), **leaves}), batch_size=self.batch_size, device=self.device)
+        return TensorDict(nested({**self.flags(), **leaves}), batch_size=self.batch_size, device=self.policy_device)
 
 
 def is_private(key: Key) -> bool:

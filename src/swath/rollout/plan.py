@@ -78,6 +78,8 @@ class PolicyPlan:
     flags: dict[Key, torch.Tensor]
     #: Among others: the device that the policy wants its inputs on (None: where they are).
     surroundings: Surroundings
+    #: Actions that the policy gives without the last dimension, of size one, that their spec has.
+    without_last: frozenset[Key] = frozenset()
     #: Whether its calls may be captured.
     captures: bool = True
 
@@ -89,10 +91,12 @@ class PolicyPlan:
         first_row: dict[Key, torch.Tensor],
         *,
         device: torch.device | None = None,
+        casts: bool = True,
         options: CallOptions | None = None,
     ) -> PolicyPlan:
         """Find out how to call ``policy``, by calling it once on ``first_row``, a real observation of every env.
 
+        ``device`` is where the policy wants its inputs; ``casts``: they are somewhere else, and are copied there.
         The call leaves no trace: random state and the policy's buffers are put back.
         """
         options = CallOptions() if options is None else options
@@ -109,12 +113,14 @@ class PolicyPlan:
             None if adapted or not isinstance(policy, TensorDictModuleBase) else declared_keys(policy, "out_keys")
         )
         selected = None if declared is None else set(declared)
+        surroundings = Surroundings(layout.batch_size, device if casts else None, layout.flags, device)
         state_keys, candidates = first_states(policy, calls, layout)
         errors: list[Exception] = []
         for state in candidates:
             try:
                 with untouched(policy):
-                    plan = cls._try(policy, tuple(calls), layout, {**first_row, **state}, device, env, selected)
+                    given = {**first_row, **state}
+                    plan = cls._try(policy, tuple(calls), layout, given, surroundings, env, selected)
                 are_its_own = wrap is None and not adapted
                 return replace(plan, are_its_own=are_its_own, captures=options.capture)
             except Exception as error:  # another candidate may fit
@@ -137,15 +143,15 @@ class PolicyPlan:
         calls: tuple[PolicyCall, ...],
         layout: Layout,
         given: dict[Key, torch.Tensor],
-        device: torch.device | None,
+        surroundings: Surroundings,
         env: Any,
         selected: set[Key] | None,
     ) -> PolicyPlan:
+        device = surroundings.device
         available = {key: tensor.clone() if device is None else tensor.to(device) for key, tensor in given.items()}
         action_keys = [as_key(key) for key in env.action_keys]
         resolved: list[PolicyCall] = []
         written: dict[Key, torch.Tensor] = {}
-        surroundings = Surroundings(layout.batch_size, device, layout.flags)
         asked_for = {key for call in calls for key in call.in_keys or ()}
         flags = {key: flag for key, flag in surroundings.flags().items() if key in asked_for and key not in available}
         available.update(flags)
@@ -187,6 +193,7 @@ class PolicyPlan:
             in_keys=in_keys,
             flags=flags,
             surroundings=surroundings,
+            without_last=frozenset(f.key for f in outputs if kept[f.key].ndim < len(layout.batch_size) + len(f.shape)),
         )
 
     @property
@@ -230,7 +237,8 @@ class BoundPolicy:
         self._flags = [(slots[key], flag) for key, flag in plan.flags.items()]
         self._outputs = []
         for key, column in strip.outputs.items():
-            self._outputs.append((slots[key], column.rows, column.rows[0].shape, column.field))
+            rows = [row.squeeze(-1) for row in column.rows] if key in plan.without_last else column.rows
+            self._outputs.append((slots[key], rows, rows[0].shape, column.field))
         for key in plan.layout.overridden:
             column = strip.carried[key]
             self._outputs.append((slots[key], column.rows, column.rows[0].shape, column.field))
@@ -339,6 +347,8 @@ class BoundPolicy:
             return "a stack of layers, called as a flat list of functions"
         if not self._plan.captures:
             return "called as it is: capture_policy=False"
+        if any(isinstance(call, TensorCall) and call.is_numpy for call in calls):
+            return "called as it is: it is written with NumPy"
         if not self._plan.are_its_own:
             return "called as it is: it is compiled, or given TensorDicts of the env's own structure"
         return ""

@@ -45,6 +45,8 @@ class TensorCall:
     returns_tuple: bool = False
     #: The TensorDictModule that this call was taken out of.
     whole: TensorDictModule | None = None
+    #: Whether it is written with NumPy (``numpy_policy.py``): of what it does, torch sees nothing.
+    is_numpy: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def tensordict_callable(policy: Any, env: Any, trust_policy: bool = False) -> Ca
     action_keys = [as_key(key) for key in env.action_keys]
 
     def call_on_tensors(tensordict: TensorDictBase) -> TensorDictBase:
-        result = call.function(*(tensordict.get(key) for key in call.in_keys))
+        _, result, _ = call_first(call.function, [tensordict.get(key) for key in call.in_keys])
         results = result if isinstance(result, tuple) else (result,)
         for key, value in zip(name_outputs(result, call.out_keys, action_keys), results, strict=True):
             tensordict.set(key, value)
