@@ -34,6 +34,7 @@ nitpick_ignore = [  # bases that are no part of the API
         "swath.envs.transforms.normalizing.Normalizing",
         "swath.envs.transforms.values.TensorTransform",
         "swath.modules.inference_server.pipes.ProcessClient",
+        "swath.modules.inference_server.service.PolicyService",
         "swath.modules.inference_server.slots.SlotClient",
         "tensordict.nn.common.TensorDictModuleBase",
         "torch.utils.data.dataset.IterableDataset",
