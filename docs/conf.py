@@ -36,6 +36,9 @@ nitpick_ignore = [  # bases that are no part of the API
         "swath.modules.inference_server.pipes.ProcessClient",
         "swath.modules.inference_server.service.PolicyService",
         "swath.modules.inference_server.slots.SlotClient",
+        "abc.ABC",
+        "concurrent.futures._base.Future",
+        "tensordict.base.TensorDictBase",
         "tensordict.nn.common.TensorDictModuleBase",
         "torch.utils.data.dataset.IterableDataset",
     )
