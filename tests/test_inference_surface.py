@@ -16,9 +16,11 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
+from counting import make_counting
 from leaks import wait_until
-from swath.collectors import Collector
+from swath.collectors import AsyncBatchedCollector, Collector
 from swath.errors import ServerClosed
+from swath.modules import RandomPolicy
 from swath.modules.inference_server import (
     InferenceClient,
     InferenceDeviceConfig,
@@ -480,6 +482,23 @@ def test_shutdown_event() -> None:
     with pytest.raises(ServerClosed):
         client(observed())
     server.shutdown()
+
+
+@pytest.mark.parametrize("key", ["policy_version", None])
+def test_configs_and_version_key_of_an_async_batched_collector(key: str | None) -> None:
+    collector = AsyncBatchedCollector(
+        [make_counting] * 2,
+        RandomPolicy(make_counting().action_spec),
+        frames_per_batch=10,
+        total_frames=20,
+        env_backend="threading",
+        policy_version_key=key,
+        server_config=InferenceServerConfig(max_batch_size=2),
+        device_config=InferenceDeviceConfig(policy_device="cpu", env_device="cpu", storing_device="cpu"),
+    )
+    for batch in collector:
+        assert ("policy_version" in batch) == (key is not None)
+    collector.shutdown()
 
 
 # -- where it is served ------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class AsyncBatchedCollector(Collector):
         mp_start_method: str | None = None,
         num_sub_threads: int | None = None,
         step_timeout_s: float | None = None,
-        policy_version_key: str = "policy_version",
+        policy_version_key: str | None = "policy_version",
         weight_sync: Any = None,
         weight_sync_model_id: str = "policy",
         transport: Any = None,

@@ -233,7 +233,7 @@ class BatchedConfig(SingleConfig):
         device_config: ``device``, ``policy_device``, ``env_device`` and ``storing_device`` as one mapping (or object).
         yield_completed_trajectories: yield single episodes ``[steps]`` as they end.
         policy_version: of the policy's weights at the start.
-        policy_version_key: "policy_version".
+        policy_version_key: "policy_version"; None: frames have none, as with ``track_policy_version=False``.
         mp_start_method: "forkserver", "spawn" or "fork".
         num_sub_threads: torch's threads in each worker (1).
         step_timeout_s: raise ``WorkerHangs`` if a step takes longer.
@@ -260,7 +260,7 @@ class BatchedConfig(SingleConfig):
     mp_start_method: str | None = None
     num_sub_threads: int | None = None
     step_timeout_s: float | None = None
-    policy_version_key: str = "policy_version"
+    policy_version_key: str | None = "policy_version"
     weight_sync: Any = None
     weight_sync_model_id: str = "policy"
     transport: Any = None
@@ -286,7 +286,9 @@ class BatchedConfig(SingleConfig):
             raise ValueError(
                 "verbose=True: nothing is written to the terminal; ask stats(), or give post_collect_hook="
             )
-        if self.policy_version_key != "policy_version":
+        if self.policy_version_key is None:
+            self._set("track_policy_version", False)
+        elif self.policy_version_key != "policy_version":
             raise ValueError("policy_version_key: frames have their version as 'policy_version'; rename it in postproc")
         if self.policy_backend not in (None, "threading", "direct"):
             raise ValueError(

@@ -90,7 +90,7 @@ class WeightSyncScheme:
 
     @property
     def context(self) -> Any:
-        """The collector, or server, that it works for; None: for nobody, or it is gone."""
+        """The collector, or server, that it works for, if there is one, and it is not gone."""
         return None if self._context is None else self._context()
 
     @property

@@ -88,7 +88,7 @@ class ProcessInferenceServer(PolicyService):
                 f"{transport!r}"
             )
         check_settings(settings)
-        #: Here, for making clients: the one that listens is made from it in the server's process.
+        #: For making clients here; the one that listens is made from it in the server's process.
         self.transport = chosen
         self.transport.serve_elsewhere(self)
         made_of = type(chosen), {**chosen.settings(), "address": chosen.address}

@@ -227,17 +227,17 @@ class InferenceServer(PolicyService):
 
     @property
     def transport_kind(self) -> str:
-        """What carries requests: "thread", "process", "process_slot", "shared_memory", "ray" or "custom"."""
+        """What carries requests, as one of "thread", "process", "process_slot", "shared_memory", "ray", "custom"."""
         return getattr(self.transport, "transport_kind", "custom")
 
     @property
     def model(self) -> Any:
-        """The policy that is served: a copy, unless weights are shared."""
+        """The policy that is served, which is a copy unless weights are shared."""
         return self._loop.policy.model
 
     @property
     def in_keys(self) -> tuple[Key, ...] | None:
-        """What is sent of requests; None: everything."""
+        """What is sent of requests; everything where it is None."""
         return self._source.in_keys
 
     @property

@@ -108,7 +108,7 @@ class Transport(NotCopied, InferenceTransport):
         self.reason: InferenceError | None = None
         #: The keys that the policy reads; where it is None, everything is sent.
         self.in_keys: tuple[Key, ...] | None = None
-        #: What answers have; None: all that the policy writes.
+        #: What answers have; all that the policy writes where it is None.
         self.response_keys: tuple[Key, ...] | None = None
         #: What clients keep alive, since a server that can still be asked is not garbage.
         self.server: weakref.ref[Any] | None = None
