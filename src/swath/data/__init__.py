@@ -11,8 +11,13 @@ from swath.data.replay_buffer import ReplayBuffer
 from swath.data.reward_to_go import Reward2GoTransform
 from swath.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from swath.data.slices import SliceSampler
-from swath.data.storages import LazyMemmapStorage, LazyTensorStorage, Storage
-from swath.data.tensordict_buffer import TensorDictReplayBuffer
+from swath.data.storage_base import Storage
+from swath.data.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
+from swath.data.tensordict_buffer import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from swath.data.writers import (
     ImmutableDatasetWriter,
     RoundRobinWriter,
@@ -32,6 +37,7 @@ __all__ = [
     "ListStorage",
     "MultiStep",
     "MultiStepTransform",
+    "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "RandomSampler",
     "RayReplayBuffer",
@@ -44,8 +50,10 @@ __all__ = [
     "SliceSampler",
     "Storage",
     "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
+    "TensorStorage",
     "Writer",
 ]
 

@@ -112,7 +112,7 @@ class Drawing:
                 sampler.ran_out = False
                 slots, info = sampler.sample(storage, window, size, self.rng)
                 ends_pass = sampler.ran_out
-            data = storage.get(slots)
+            data = storage.take(slots)
             intact = tracks.intact(window, slots)
             if intact.all():
                 break
@@ -154,7 +154,7 @@ class Drawing:
             bad = (~intact).nonzero()[0]
             with self.lock:
                 others, their_info = sampler.sample(storage, window, len(bad), self.rng)
-            taken = storage.get(others)
+            taken = storage.take(others)
             good = storage.tracks.intact(window, others)
             where, bad = bad[: len(others)][good], torch.from_numpy(bad[: len(others)][good])
             slots[where] = others[good]
@@ -189,22 +189,5 @@ class Drawing:
 
     def look_up(self, index: Any) -> Any:
         """Frames by their index, as samples have it; or a slice of all, env by env."""
-        storage = self._parts.storage
-        if not storage.is_laid_out:
-            raise IndexError("the buffer is empty")
-        window = storage.tracks.window()
-        if isinstance(index, (slice, int)):
-            numbers = np.arange(window.total)[index]  # also what is out of range
-            slots = window.slots(np.atleast_1d(numbers))
-        else:
-            array = np.asarray(index)
-            array = array.nonzero()[0] if array.dtype == bool else array.astype(np.int64)
-            slots = array.reshape(-1)
-            if len(slots) and (slots.min() < 0 or slots.max() >= storage.tracks.capacity):
-                raise IndexError(f"there is no frame {slots.max()}")
-        data = storage.get(slots)
-        if isinstance(data, list):
-            if isinstance(index, int):
-                return data[0].clone() if hasattr(data[0], "clone") else data[0]
-            return self._collate(data)
-        return data[0] if isinstance(index, int) else data
+        found = self._parts.storage.get(index)
+        return self._collate(found) if isinstance(found, list) and not isinstance(index, int) else found

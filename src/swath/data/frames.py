@@ -93,12 +93,15 @@ def check_rows(fields: Sequence[Field], rows: Rows) -> None:
     check_fields(fields, [Field(key, leaf.shape[2:], leaf.dtype) for key, leaf in rows.items()])
 
 
-def check_fields(fields: Sequence[Field], given: Sequence[Field]) -> None:
+def check_fields(fields: Sequence[Field], given: Sequence[Field], partly: bool = False) -> None:
+    """As ``check_rows``; ``partly``: there need not be all keys."""
     known, found = ({field.key: field for field in each} for each in (fields, given))
     if extra := next((key for key in found if key not in known), None):
         raise KeyError(f"{show(extra)} is not among the keys that this buffer was laid out with: {_names(known)}")
     for key, field in known.items():
         if key not in found:
+            if partly:
+                continue
             raise KeyError(f"{show(key)} is missing: this buffer was laid out with {_names(known)}")
         other = found[key]
         if (other.dtype, other.shape) != (field.dtype, field.shape):
@@ -110,3 +113,33 @@ def check_fields(fields: Sequence[Field], given: Sequence[Field]) -> None:
 
 def _names(keys: Any) -> str:
     return ", ".join(show(key) for key in keys)
+
+
+def as_frames(data: Any, batch_size: Sequence[int]) -> Any:
+    """A plain dict of tensors or arrays as a TensorDict; all else as it is."""
+    if not isinstance(data, dict):
+        return data
+    try:
+        return TensorDict(data, batch_size=batch_size)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"a dict of frames has tensors or arrays, of batch size {tuple(batch_size)} each: {error}"
+        ) from None
+
+
+def as_many_frames(data: Any) -> Any:
+    """As ``as_frames``, of as many frames as the first tensor of the dict is long."""
+    if not isinstance(data, dict):
+        return data
+    first: Any = data
+    while isinstance(first, dict):
+        first = next(iter(first.values()), ())
+    shape = first.shape if hasattr(first, "shape") else (len(first),) if isinstance(first, (list, tuple)) else ()
+    return as_frames(data, shape[:1])
+
+
+def stacked(entries: Sequence[Any]) -> Any:
+    """Frames one by one, as TensorDicts, dicts, tensors or numbers, as one of all."""
+    frames = [as_frames(entry, ()) for entry in entries]
+    whole = [each if is_tensor_collection(each) else torch.as_tensor(each) for each in frames]
+    return torch.stack(whole)  # type: ignore[arg-type]

@@ -41,6 +41,29 @@ def claimed(transform: Any, buffer: Any) -> Any:
     return transform
 
 
+class Inverted:
+    """A transform the other way round: called with what is written, and its ``inv`` with samples."""
+
+    def __init__(self, transform: Any) -> None:
+        name = type(transform).__name__
+        if not callable(transform):
+            raise TypeError(f"invert=True calls a transform with what is written; {name} is not callable")
+        if callable(getattr(transform, "holds", None)) or getattr(transform, "looks_ahead", False):
+            raise TypeError(f"{name} is for what is written already: append it without invert=True")
+        self.transform: Any = transform
+        #: Whether it does something to samples.
+        self.changes_samples = inverts(transform)
+
+    def __call__(self, sample: Any) -> Any:
+        return self.transform.inv(sample)
+
+    def inv(self, data: Any) -> Any:
+        return self.transform(data)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.transform!r})"
+
+
 def checked_transform(transform: Any) -> Any:
     if callable(transform) or inverts(transform):
         return transform

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tensordict import is_tensor_collection
 
 from swath.data.episode_ends import mark_frames
-from swath.data.storages import Storage
+from swath.data.storage_base import Storage
 from swath.data.tracks import NUM_COUNTERS, Tracks
-from swath.keys import Key, as_key
+from swath.keys import Key, as_key, show
 from swath.rollout.delivery import TRAJ_IDS
 
 
@@ -57,7 +57,7 @@ class ListStorage(Storage):
             slots = track * tracks.length + (tracks.committed[track] + np.arange(len(frames))) % tracks.length
             tracks.begin(here, len(frames))
             for slot, frame in zip(slots, frames, strict=True):
-                self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
+                self.items[slot] = _copied(frame)
             tracks.commit(here, len(frames))
             written.append(slots)
         return np.stack(written)
@@ -82,13 +82,41 @@ class ListStorage(Storage):
                 self.end([track])
 
     def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
-        entries = (item.get(key, None) for item in self.get(slots) if is_tensor_collection(item))
+        entries = (item.get(key, None) for item in self.take(slots) if is_tensor_collection(item))
         return np.array([int(entry.reshape(-1)[-1]) for entry in entries if entry is not None])
 
     def overwrite(self, slot: int, rows: Any) -> None:
         frame = rows[0][0]
         with self.tracks.editing(slot // self.tracks.length):
-            self.items[slot] = frame.clone() if hasattr(frame, "clone") else frame
+            self.items[slot] = _copied(frame)
 
-    def get(self, slots: np.ndarray) -> list[Any]:
+    def _change(self, slots: np.ndarray, data: Any) -> None:
+        for number, slot in enumerate(slots.tolist()):
+            self.overwrite(slot, [data[number : number + 1]])
+
+    def _change_keys(self, slots: np.ndarray, values: Mapping[Key, Any]) -> None:
+        if not all(is_tensor_collection(item) for item in self.take(slots)):
+            raise TypeError("only TensorDicts have keys; this ListStorage has other entries, too: rb[i] = entry")
+        for key, value in values.items():
+            if any(item.get(key, None) is None for item in self.take(slots)):
+                raise KeyError(f"{show(key)} is not among the keys of all entries")
+            if len(value) != len(slots):
+                raise ValueError(f"{show(key)}: {len(value):,} for {len(slots):,} entries")
+        for number, slot in enumerate(slots.tolist()):
+            changed = self.items[slot].clone()
+            for key, value in values.items():
+                changed.set_(key, value[number])
+            self.overwrite(slot, [[changed]])
+
+    def get(self, index: Any) -> Any:
+        found = super().get(index)
+        if isinstance(found, list) and not isinstance(index, int):
+            return [_copied(item) for item in found]
+        return _copied(found)
+
+    def take(self, slots: np.ndarray) -> list[Any]:
         return [self.items[slot] for slot in slots]
+
+
+def _copied(item: Any) -> Any:
+    return item.clone() if hasattr(item, "clone") else item

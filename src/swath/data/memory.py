@@ -24,6 +24,7 @@ from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.disk import disk_full, is_full, reserve, show_bytes
 from swath.errors import OutOfSharedMemory
 from swath.keys import Key
+from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.memory import free_bytes, map_descriptor, new_descriptor
 from swath.rollout.layout import Field
 
@@ -215,6 +216,19 @@ class FrameMemory(NotCopied):
         for key, leaf in rows.items():
             self.leaves[key].index_copy_(0, index, leaf[0].index_select(0, source))
         tracks.commit(slice(None), counts)
+
+    @ctrl_c_waits
+    def change(self, slots: np.ndarray, values: Rows) -> None:
+        """Put ``[n, *shape]`` in place of what these keys of frames are; whoever copies them meanwhile copies again."""
+        tracks = self.tracks
+        for track in np.unique(slots // tracks.length).tolist():
+            chosen = (slots // tracks.length == track).nonzero()[0]
+            source = torch.from_numpy(chosen)
+            with tracks.editing(track):
+                for key, value in values.items():
+                    leaf = self.leaves[key]
+                    index = torch.from_numpy(slots[chosen]).to(leaf.device)
+                    leaf.index_copy_(0, index, value.detach().cpu()[source].to(leaf.device))
 
     def mend(self) -> None:
         """After an edit that was broken off: what is half one frame and half another is no frame any more."""

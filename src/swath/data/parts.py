@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swath.data.samplers import Sampler
-from swath.data.storages import Storage
+from swath.data.storage_base import Storage
 from swath.data.transform_chain import TransformChain
 from swath.data.writers import Writer
 

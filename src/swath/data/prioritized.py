@@ -70,6 +70,8 @@ class PrioritizedSampler(NotCopied, Sampler):
         self._synced = np.zeros_like(window.end)
         #: Of the frame that a slot's priority is of.
         self._positions = np.full(capacity, -1)
+        #: How often a slot's frame was replaced in place.
+        self._replaced = np.zeros(capacity, dtype=np.int64)
 
     def _sync(self, window: Window) -> PriorityTree:
         """Give what was written since the last time its priority."""
@@ -123,7 +125,8 @@ class PrioritizedSampler(NotCopied, Sampler):
         else:
             raise RuntimeError("no frame with a priority of more than 0 can be read")
         weights = (tree.leaves[slots] / tree.smallest) ** -self.beta
-        return slots, {"priority_weight": torch.from_numpy(weights).to(self.dtype), POSITIONS: positions}
+        drawn = np.stack([positions, self._replaced[slots]], 1)
+        return slots, {"priority_weight": torch.from_numpy(weights).to(self.dtype), POSITIONS: drawn}
 
     def remember(self, index: torch.Tensor, positions: np.ndarray) -> None:
         """Which frames an index is of, as long as it lives: what is in its slots may be another one by then."""
@@ -150,8 +153,14 @@ class PrioritizedSampler(NotCopied, Sampler):
         now = self._positions[slots]
         valid = now >= 0
         if isinstance(index, torch.Tensor) and index in self._drawn:
-            valid &= self._drawn[index] == now
+            valid &= (self._drawn[index] == np.stack([now, self._replaced[slots]], 1)).all(1)
         tree.set(slots[valid], self._as_stored(values[valid]))
+
+    def mark_update(self, window: Window, slots: np.ndarray) -> None:
+        """They are new frames: with the highest priority, and none of what was drawn before is of them."""
+        tree = self._sync(window)
+        tree.set(slots, self._as_stored(self._priority_of_new()))
+        self._replaced[slots] += 1
 
     def state_dict(self, window: Window) -> dict[str, Any]:
         tree = self._sync(window)

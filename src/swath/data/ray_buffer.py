@@ -246,6 +246,9 @@ class RayReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         return self._call("__getitem__", index)
 
+    def __setitem__(self, index: Any, data: Any) -> None:
+        self._call("__setitem__", index, data)
+
     def __len__(self) -> int:
         return self._get(self._actor.length.remote())
 

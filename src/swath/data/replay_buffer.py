@@ -14,8 +14,11 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from swath.copying import NotCopied
 from swath.data.drawing import Drawing
+from swath.data.editing import Editing
+from swath.data.frames import as_frames, as_many_frames, stacked
+from swath.data.indexing import is_key
 from swath.data.intake import Intake
-from swath.data.inverses import checked_transform, inverts
+from swath.data.inverses import Inverted, checked_transform, inverts
 from swath.data.list_storage import ListStorage
 from swath.data.parts import BufferParts
 from swath.data.prioritized import PrioritizedSampler
@@ -23,7 +26,8 @@ from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import RandomSampler, Sampler
 from swath.data.saving import read_folder, restore_storage, save_folder, storage_state
 from swath.data.sources import Source, Sources
-from swath.data.storages import Storage, TensorStorage
+from swath.data.storage_base import Storage
+from swath.data.storages import TensorStorage
 from swath.data.transform_chain import TransformChain
 from swath.data.writers import RoundRobinWriter, Writer
 from swath.rollout.layout import Field
@@ -127,6 +131,7 @@ class ReplayBuffer(NotCopied):
             adds_index=self._adds_index,
             prefetch=prefetch,
         )
+        self._editing = Editing(self._parts, self._sources, self._intake, self._drawing)
         self.set_rng(generator)
         self._num_sampled = 0
         #: Whether the last sample was the end of a pass.
@@ -170,22 +175,28 @@ class ReplayBuffer(NotCopied):
             raise RuntimeError("this buffer has data; make another one for another storage")
         self._drawing.drop_prepared()
         self._parts.storage = storage
+        self._editing.begin()
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Random numbers follow from this generator's next one, or from torch's own."""
         self._drawing.set_rng(generator)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Also call this with every sample, and its ``inv``, if it has one, with what is written."""
-        if invert:
-            raise ValueError("invert=True is not supported; give a function that does the opposite")
-        checked_transform(transform)
+        """Also call this with every sample, and its ``inv``, if it has one, with what is written.
+
+        ``invert``: the other way round; a function is then called with what is written alone.
+        """
+        return self.insert_transform(len(self.transform), transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+        """As ``append_transform``, before the ``index``-th. What was written before is not changed by it."""
+        transform = Inverted(transform) if invert else checked_transform(transform)
         if inverts(transform) and self._sources.is_writing_elsewhere:
             raise RuntimeError(
                 f"workers are writing to this buffer, and would not call the inv of {type(transform).__name__}: append "
                 "it before collector.start()"
             )
-        self._parts.transforms.insert(len(self._parts.transforms), transform, self)
+        self.transform.insert(index, transform, self)
         self._drawing.drop_prepared()
         return self
 
@@ -219,12 +230,15 @@ class ReplayBuffer(NotCopied):
 
     def add(self, data: Any) -> Any:
         """One frame; its index, or None while a transform holds it back."""
+        if isinstance(self.storage, TensorStorage):
+            data = as_frames(data, ())
         as_one = is_tensor_collection(data) or isinstance(data, torch.Tensor)
         index = self.extend(data.unsqueeze(0) if as_one else [data])
         return index[0] if len(index) else None  # a transform may hold it back
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Many: the first dimension of a TensorDict or tensor, or a list. Their indices."""
+        """Many: the first dimension of a TensorDict, a tensor, or tensors in a dict; or a list. Their indices."""
+        data = as_many_frames(data)
         self._intake.is_nobodys()
         with self._intake.lock:
             data = self._parts.transforms.inverted(data, self.storage, self.dim_extend)
@@ -233,7 +247,7 @@ class ReplayBuffer(NotCopied):
     def _extend(self, data: Any) -> torch.Tensor:
         if isinstance(data, (list, tuple)):
             if len(data) and isinstance(self.storage, TensorStorage):
-                data = torch.stack([_as_tensors(entry) for entry in data])  # type: ignore[arg-type]
+                data = stacked(data)
             elif isinstance(data, tuple):
                 data = list(zip(*data, strict=True))
         if not len(data):
@@ -242,20 +256,33 @@ class ReplayBuffer(NotCopied):
             return self._intake.store([data]).reshape(-1)
         if self.storage.ndim > 1:
             return self._intake.store(self.storage.by_env(data, self.dim_extend))
-        self._require_equal_rows(data)
+        self.transform.require_equal_rows(self.storage, data)
         return self._intake.store(data.unsqueeze(0)).reshape(-1)
 
-    def _require_equal_rows(self, data: Any) -> None:
-        """Where rows are stored as they are, a transform may not change how long they are."""
-        storage = self.storage
-        if not self._parts.transforms.can_hold or not isinstance(storage, TensorStorage) or not storage.is_laid_out:
-            return
-        known = dict(storage.laid_out().layout.sizes).get((), torch.Size())
-        if known != data.batch_size[1:]:
-            raise ValueError(
-                f"MultiStepTransform holds back the end of each row, so that the first rows are {tuple(known)} and "
-                f"these {tuple(data.batch_size[1:])}. Store frames: {type(storage).__name__}(max_size, ndim=2)"
-            )
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Other frames instead of these, or other values of some of their keys. ``index`` is what ``rb[index]`` takes.
+
+        They count as new: a prioritised sampler gives them the highest priority. Keys alone are changed with
+        ``set_at_``, which leaves priorities as they are.
+        """
+        if is_key(index):
+            self.set_(index, data)
+        else:
+            self._editing.replace(index, data, self._adds_index)
+
+    def set_(self, key: Any, value: Any) -> ReplayBuffer:
+        """Other values of a key, for all frames, in the order of ``rb[:]``."""
+        return self.set_at_(key, value, slice(None))
+
+    def set_at_(self, key: Any, value: Any, index: Any) -> ReplayBuffer:
+        """Other values of a key, for these frames."""
+        self._editing.set_key(key, value, index)
+        return self
+
+    def update_(self, data: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None) -> ReplayBuffer:
+        """Other values of the keys that ``data`` has (or ``keys_to_update``), for all frames."""
+        self._editing.update(data, keys_to_update)
+        return self
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all frames."""
@@ -357,8 +384,8 @@ class ReplayBuffer(NotCopied):
         return self.rate_limiter is None or self.rate_limiter.may_sample(size, self.write_count, self._num_sampled)
 
     def __getitem__(self, index: Any) -> Any:
-        """Frames by their index, as ``sample`` and ``extend`` give it; or a slice of all, env by env."""
-        return self._drawing.look_up(index)
+        """Frames by their index, as ``sample`` and ``extend`` give it; a slice of all, env by env; or a key of all."""
+        return self[:][index] if is_key(index) else self._drawing.look_up(index)
 
     def __iter__(self) -> Iterator[Any]:
         """Samples, until the sampler has given all (without replacement), or for ever."""
@@ -395,7 +422,7 @@ class ReplayBuffer(NotCopied):
         with self._unchanged(), self._drawing.lock:
             save_folder(path, self.storage, self._about(), self._parts.transforms.held())
 
-    dump = dumps
+    dump = save = dumps
 
     def loads(self, path: Any, *, allow_pickle: bool = False) -> None:
         """Load what ``dumps`` saved, instead of what is there.
@@ -469,7 +496,3 @@ def _made(given: Any, kind: type, default: Callable[[], Any]) -> Any:
     if not isinstance(made, kind):
         raise TypeError(f"expected a {kind.__name__} of swath.data, or what makes one; got {type(made).__name__}")
     return made
-
-
-def _as_tensors(entry: Any) -> Any:
-    return entry if is_tensor_collection(entry) or isinstance(entry, torch.Tensor) else torch.as_tensor(entry)

@@ -42,6 +42,9 @@ class Sampler:
     def go_back(self, mark: Any) -> None:
         """What was drawn since then was not given out: draw it again."""
 
+    def mark_update(self, window: Window, slots: np.ndarray) -> None:
+        """These frames were replaced by others, in place."""
+
     def empty(self) -> None:
         """The buffer was emptied."""
 

@@ -27,7 +27,8 @@ from swath.data.folder import numbered, open_regular, read_text, write_text
 from swath.data.held_frames import Held, as_data, from_data
 from swath.data.list_storage import ListStorage
 from swath.data.memory import FrameLayout
-from swath.data.storages import Storage, TensorStorage
+from swath.data.storage_base import Storage
+from swath.data.storages import TensorStorage
 from swath.data.tracks import Window
 from swath.keys import Key
 
@@ -128,7 +129,7 @@ def _save_storage(folder: Path, storage: Storage, arrays: dict[str, np.ndarray])
     slots = window.slots(np.arange(window.total))
     if isinstance(storage, ListStorage):
         with open(folder / "items.pickle", "wb") as file:
-            pickle.dump(storage.get(slots), file, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(storage.take(slots), file, pickle.HIGHEST_PROTOCOL)
         arrays["first"], arrays["sizes"], arrays["torn"] = window.first, window.sizes, np.zeros_like(window.sizes)
         return {}
     assert isinstance(storage, TensorStorage)
@@ -280,7 +281,7 @@ def storage_state(storage: Storage) -> dict[str, Any] | None:
     window = storage.tracks.window()
     slots = window.slots(np.arange(window.total))
     if isinstance(storage, ListStorage):
-        return {"items": storage.get(slots), "first": window.first, "sizes": window.sizes}
+        return {"items": storage.take(slots), "first": window.first, "sizes": window.sizes}
     assert isinstance(storage, TensorStorage)
     memory = storage.laid_out()
     frames = [leaf.index_select(0, torch.from_numpy(slots).to(leaf.device)) for leaf in memory.leaves.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from swath.data.multi_step import NONTERMINAL, STEPS
 from swath.data.samplers import Sampler
+from swath.data.sequences import MASK
 from swath.data.tracks import Window
 from swath.keys import Key, as_key, show
 from swath.rollout.delivery import TRAJ_IDS
@@ -34,7 +36,7 @@ class TrajectoryTable:
     def is_of_the_past(self, window: Window) -> bool:
         return len(window.end) != len(self._synced) or bool((window.end < self._synced).any())
 
-    def sync(self, window: Window, ids: np.ndarray | None, ends: np.ndarray | None) -> bool:
+    def sync(self, window: Window, ids: np.ndarray | None, ends: Sequence[np.ndarray]) -> bool:
         """Take in what was written since the last time; whether there was something."""
         behind = (window.end > self._synced).nonzero()[0].tolist()
         for track in behind:
@@ -43,7 +45,7 @@ class TrajectoryTable:
             self._forget(window)
         return bool(behind)
 
-    def _add(self, track: int, window: Window, ids: np.ndarray | None, ends: np.ndarray | None) -> None:
+    def _add(self, track: int, window: Window, ids: np.ndarray | None, ends: Sequence[np.ndarray]) -> None:
         start, stop = int(self._synced[track]), int(window.end[track])
         if start < window.first[track]:  # frames were overwritten that were never seen here
             start = int(window.first[track])
@@ -59,8 +61,8 @@ class TrajectoryTable:
         else:
             begins[0] = self._open[track] == -1
         is_over = False
-        if ends is not None:
-            over = ends[slots]
+        if ends:
+            over = np.logical_or.reduce([column[slots] for column in ends])
             begins[1:] |= over[:-1]
             is_over = bool(over[-1])
         firsts = start + begins.nonzero()[0]
@@ -113,8 +115,11 @@ class SliceSampler(Sampler):
     Args:
         num_slices, slice_len: one of them; the other follows from the batch size.
         traj_key: the key that tells trajectories apart; by default ``("collector", "traj_ids")``, if it is there.
-        end_key: the key that says where they end.
+        end_key: the key that says where they end; ``end_keys``: several, any of which says so.
+        init_key: the key that is set to True in the first frame of a slice, where it is stored.
         strict_length: False takes trajectories that are shorter than a slice, as a whole.
+        pad_output: with ``strict_length=False``, repeat the last frame of those up to the length of a slice;
+            ``("collector", "mask")`` in the sample is False for what is repeated.
     """
 
     is_rowwise = False
@@ -125,12 +130,15 @@ class SliceSampler(Sampler):
         num_slices: int | None = None,
         slice_len: int | None = None,
         end_key: Any = None,
+        end_keys: Sequence[Any] | None = None,
         traj_key: Any = None,
         ends: Any = None,
         trajectories: Any = None,
         cache_values: bool = False,
         truncated_key: Any = ("next", "truncated"),
+        init_key: Any = "is_init",
         strict_length: bool = True,
+        pad_output: bool = False,
         compile: bool | dict[str, Any] = False,
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: bool = False,
@@ -145,12 +153,23 @@ class SliceSampler(Sampler):
         for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.end_key: Key = as_key(end_key or ("next", "done"))
+        if end_key is not None and end_keys is not None:
+            raise TypeError("give end_key, or end_keys of which any is an end; not both")
+        if pad_output and strict_length:
+            raise ValueError("pad_output=True is for trajectories shorter than a slice: give strict_length=False, too")
+        self.end_keys: tuple[Key, ...] = tuple(map(as_key, end_keys or (end_key or ("next", "done"),)))
         self.traj_key: Key | None = None if traj_key is None else as_key(traj_key)
-        self._given_end = end_key is not None
+        self._given_end = end_key is not None or end_keys is not None
+        self.init_key: Key | None = None if init_key is None else as_key(init_key)
+        self.pad_output = pad_output
         self.truncated_key: Key | None = None if truncated_key is None else as_key(truncated_key)
         self.strict_length = strict_length
         self.empty()
+
+    @property
+    def end_key(self) -> Key:
+        """The first of the keys that say where trajectories end."""
+        return self.end_keys[0]
 
     def empty(self) -> None:
         self._table: TrajectoryTable | None = None
@@ -166,8 +185,8 @@ class SliceSampler(Sampler):
             raise RuntimeError(f"a batch of {batch_size} frames is not a multiple of {name}={known}")
         return (known, other) if self.num_slices else (other, known)
 
-    def _columns(self, storage: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Trajectory ids and ends, by slot."""
+    def _columns(self, storage: Any) -> tuple[np.ndarray | None, list[np.ndarray]]:
+        """Trajectory ids, and flags of which any is an end, by slot."""
         leaves = getattr(storage, "leaves", None)
         if leaves is None:
             raise TypeError(f"SliceSampler needs a tensor storage, not {type(storage).__name__}")
@@ -176,17 +195,17 @@ class SliceSampler(Sampler):
             key = next((known for known in (TRAJ_IDS, ("episode",)) if known in leaves), None)
         if self.traj_key is not None and self.traj_key not in leaves:
             raise KeyError(f"SliceSampler: there is no {show(self.traj_key)} in the buffer")
-        ids = None if key is None else leaves[key].reshape(len(leaves[key]), -1)[:, 0].cpu().numpy()
-        ends = leaves.get(self.end_key)
-        if self.end_key[0] == "next" and {STEPS, NONTERMINAL} <= leaves.keys():
+        ids = None if key is None else _column(leaves[key])
+        ends = [_column(leaves[key]) for key in self.end_keys if key in leaves]
+        if all(key[0] == "next" for key in self.end_keys) and {STEPS, NONTERMINAL} <= leaves.keys():
             # n-step transitions: flags in next are those of several steps ahead.
-            ends = None if ids is not None else ~leaves[NONTERMINAL]
-        if ids is None and ends is None:
+            ends = [] if ids is not None else [_column(~leaves[NONTERMINAL])]
+        if ids is None and not ends:
             raise KeyError(
-                f"SliceSampler finds no trajectories: there is neither {show(TRAJ_IDS)} nor {show(self.end_key)} in "
-                "the buffer; give traj_key or end_key"
+                f"SliceSampler finds no trajectories: there is neither {show(TRAJ_IDS)} nor "
+                f"{' or '.join(map(show, self.end_keys))} in the buffer; give traj_key or end_key"
             )
-        return ids, None if ends is None else ends.reshape(len(ends), -1)[:, 0].cpu().numpy()
+        return ids, ends
 
     def _trajectories(self, storage: Any, window: Window, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         table = self._table
@@ -218,25 +237,47 @@ class SliceSampler(Sampler):
         lengths = np.minimum(stops[chosen] - firsts[chosen], slice_len)
         spare = stops[chosen] - firsts[chosen] - lengths
         starts = firsts[chosen] + rng.integers(spare + 1)
-        if (lengths == slice_len).all():
+        mask = None
+        if self.pad_output:
+            steps = np.arange(slice_len)
+            mask = (steps < lengths[:, None]).reshape(-1)
+            positions = (starts[:, None] + np.minimum(steps, lengths[:, None] - 1)).reshape(-1)
+            of_slice = np.repeat(tracks[chosen], slice_len)
+            first = np.arange(num_slices) * slice_len
+            last = first + lengths - 1
+        elif (lengths == slice_len).all():
             positions = (starts[:, None] + np.arange(slice_len)).reshape(-1)
             of_slice = np.repeat(tracks[chosen], slice_len)
-            last = np.arange(1, num_slices + 1) * slice_len - 1
+            first = np.arange(num_slices) * slice_len
+            last = first + slice_len - 1
         else:
             behind = np.cumsum(lengths)
             positions = np.arange(behind[-1]) + np.repeat(starts - (behind - lengths), lengths)
             of_slice = np.repeat(tracks[chosen], lengths)
-            last = behind - 1
+            first, last = behind - lengths, behind - 1
         slots = of_slice * window.length + positions % window.length
-        return slots, {_Marks: _Marks(last, np.append(0, last[:-1] + 1), self.truncated_key)}
+        return slots, {_Marks: _Marks(first, last, mask, self.truncated_key, self.init_key)}
+
+
+def _column(leaf: torch.Tensor) -> np.ndarray:
+    """The first number of each frame; a view, where it can be one."""
+    return leaf.reshape(len(leaf), -1)[:, 0].cpu().numpy()
 
 
 class _Marks:
     """Where slices begin and end in a sample."""
 
-    def __init__(self, last: np.ndarray, first: np.ndarray, truncated_key: Key | None) -> None:
-        self._last, self._first = torch.from_numpy(last), torch.from_numpy(first)
-        self._truncated_key = truncated_key
+    def __init__(
+        self,
+        first: np.ndarray,
+        last: np.ndarray,
+        mask: np.ndarray | None,
+        truncated_key: Key | None,
+        init_key: Key | None,
+    ) -> None:
+        self._first, self._last = torch.from_numpy(first), torch.from_numpy(last)
+        self._mask = None if mask is None else torch.from_numpy(mask)
+        self._truncated_key, self._init_key = truncated_key, init_key
 
     def apply(self, sample: Any) -> None:
         """To a sample, which nobody else has."""
@@ -249,6 +290,10 @@ class _Marks:
             if done is not None:
                 done[self._last] = True
             truncated[self._last] = True
-        is_init = sample.get("is_init", None)
+        is_init = None if self._init_key is None else sample.get(self._init_key, None)
         if is_init is not None:
             is_init[self._first] = True
+        if self._mask is not None:
+            if is_init is not None:
+                is_init[~self._mask] = False
+            sample.set(MASK, self._mask.to(sample.device) if sample.device is not None else self._mask)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
@@ -20,110 +20,56 @@ from tensordict import is_tensor_collection
 from swath import platforms
 from swath.copying import NotCopied
 from swath.data.episode_ends import end_others, mark_ends
-from swath.data.frames import as_rows, as_tensordict, check_rows, check_sizes, sizes_of
+from swath.data.frames import as_rows, as_tensordict, check_fields, check_rows, check_sizes, sizes_of
 from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Rows, Sizes
+from swath.data.storage_base import Storage
 from swath.data.tracks import Tracks
-from swath.keys import Key
+from swath.keys import Key, show
 from swath.rollout.layout import CPU, Field
 
 #: The key that a plain tensor is stored under.
 _TENSOR: Key = ("_tensor",)
 
 
-class Storage(NotCopied):
-    """What every storage has: ``max_size`` frames in tracks. Use one of its subclasses."""
-
-    _owns = "frames that others may be writing"
-    _instead_of_a_copy = "make another one with the same arguments, and give its buffer this one's state_dict()"
-
-    def __init__(self, max_size: int, ndim: int = 1) -> None:
-        if isinstance(max_size, bool) or max_size != int(max_size) or max_size < 1:
-            raise ValueError(f"max_size is a number of frames, at least 1; got {max_size!r}")
-        if ndim < 1:
-            raise ValueError(f"ndim must be at least 1, got {ndim}")
-        self.max_size = int(max_size)
-        self.ndim = int(ndim)
-
-    tracks: Tracks
-
-    @property
-    def is_laid_out(self) -> bool:
-        raise NotImplementedError
-
-    def lay_out(self, rows: Any, num_tracks: int) -> None:
-        """Prepare for data like this."""
-        raise NotImplementedError
-
-    def write(self, rows: Any, first_track: int) -> np.ndarray:
-        """Add frames ``[k, steps]`` to the tracks from ``first_track`` on; their slots."""
-        raise NotImplementedError
-
-    def write_mixed(self, frames: Any, track_of_frame: np.ndarray) -> None:
-        """Add frames ``[n]`` of many tracks, of each in order."""
-        for track in np.unique(track_of_frame):
-            chosen = torch.from_numpy((track_of_frame == track).nonzero()[0])
-            self.write(frames[chosen].unsqueeze(0), int(track))
-
-    def get(self, slots: np.ndarray) -> Any:
-        raise NotImplementedError
-
-    def column(self, key: Key, slots: np.ndarray) -> np.ndarray:
-        """One number of each of these frames that has this key."""
-        raise NotImplementedError
-
-    def overwrite(self, slot: int, rows: Any) -> None:
-        """Replace a frame by one, ``[1, 1]``."""
-        raise NotImplementedError
-
-    def change_tracks(self, num_tracks: int, shared: bool = False) -> None:
-        """Lay out anew, for so many envs; what is there is kept."""
-        raise NotImplementedError
-
-    def end(self, tracks: Sequence[int]) -> None:
-        """Episodes under way in these tracks will not go on: their last frame becomes their end, truncated."""
-        raise NotImplementedError
-
-    def end_others(self, tracks: Sequence[int], traj_ids: Sequence[int]) -> None:
-        """As ``end``, where what will be written next to each track is of another trajectory than its last frame."""
-        raise NotImplementedError
-
-    def time_dim(self, data: Any, dim_extend: int | None) -> int:
-        """Which dimension of data that ``extend`` is given is time: by default the last of those that are stored."""
-        shape = data.batch_size if is_tensor_collection(data) else data.shape
-        if len(shape) < self.ndim:
-            raise ValueError(
-                f"a storage with ndim={self.ndim} takes data with {self.ndim} dimensions, got {tuple(shape)}"
-            )
-        return self.ndim - 1 if dim_extend is None else dim_extend
-
-    def by_env(self, data: Any, dim_extend: int | None) -> Any:
-        """``[envs, time]`` of data with as many dimensions as the storage."""
-        time_dim, last = self.time_dim(data, dim_extend), self.ndim - 1
-        if time_dim != last:
-            data = data.transpose(time_dim, last)
-        return data.reshape(-1, *data.shape[last:])
-
-    def __len__(self) -> int:
-        return len(self.tracks) if self.is_laid_out else 0
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # Without data it is no more than its arguments.
-        return super().__reduce_ex__(protocol) if self.is_laid_out else object.__reduce_ex__(self, protocol)
-
-    def _track_length(self, num_tracks: int) -> int:
-        return max(1, self.max_size // num_tracks)
-
-    def clear(self) -> None:
-        if self.is_laid_out:
-            self.tracks.clear()
-
-
 class TensorStorage(Storage):
-    """Frames as tensors, in memory that is laid out from the first of them."""
+    """Frames as tensors, in memory that is laid out from the first of them.
+
+    Args:
+        storage: frames to begin with, which are copied; the storage is full with them.
+        max_size: most frames, where there are none yet.
+        device: where frames are kept; "auto" for where the first ones are.
+        ndim: how many of the first dimensions count frames; with 2, ``[envs, time]``.
+
+    >>> from tensordict import TensorDict
+    >>> storage = TensorStorage(TensorDict(x=torch.arange(3), batch_size=3))
+    >>> len(storage), storage[-1]["x"]
+    (3, tensor(2))
+    """
 
     memory: FrameMemory | None = None
     #: Whether what is stored are plain tensors.
     of_tensors = False
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+    ) -> None:
+        if (storage is None) == (max_size is None) and (storage is None or max_size != storage.shape[0]):
+            raise ValueError("TensorStorage is given frames, which it is full with, or else max_size")
+        count: Any = max_size if storage is None else storage.shape[:ndim].numel()
+        super().__init__(count, ndim)
+        self._is_auto = device == "auto"
+        self.device = CPU if self._is_auto else torch.device(device)
+        self._is_shared = False
+        if storage is not None:
+            rows = storage.unsqueeze(0) if ndim == 1 else self.by_env(storage, None)
+            self.lay_out(rows, len(rows))
+            self.write(rows, 0)
 
     @property
     def is_laid_out(self) -> bool:
@@ -132,7 +78,7 @@ class TensorStorage(Storage):
     @property
     def can_be_shared(self) -> bool:
         """Whether other processes can write to it."""
-        return True
+        return self.device.type == "cpu"
 
     @property
     def tracks(self) -> Tracks:  # type: ignore[override]
@@ -150,6 +96,8 @@ class TensorStorage(Storage):
 
     def lay_out(self, rows: Any, num_tracks: int) -> None:
         frames = self._as_rows(rows)
+        self._find_device(frames)
+        self.of_tensors = isinstance(rows, torch.Tensor)
         fields = tuple(Field(key, leaf.shape[2:], leaf.dtype) for key, leaf in frames.items())
         self.lay_out_fields(fields, num_tracks, sizes_of(rows))
         self.keep()
@@ -161,10 +109,14 @@ class TensorStorage(Storage):
         self.memory = self._allocate(layout, shared)
 
     def _allocate(self, layout: FrameLayout, shared: bool) -> FrameMemory:
-        raise NotImplementedError
+        if shared or self._is_shared:
+            return FrameMemory.shared(layout)
+        return FrameMemory.private(layout, self.device)
 
     def share(self, who: str) -> None:
-        """Lay out in memory that other processes can see, as ``who`` asks for. (A file is.)"""
+        """Lay out in memory that other processes can see, as ``who`` asks for."""
+        platforms.require(who, (platforms.SHARED_MEMORY,), "leave that out: in one process nobody needs it")
+        self._is_shared = True
 
     def keep(self) -> None:
         """What was laid out is complete: from now on it is what a later program finds."""
@@ -188,13 +140,17 @@ class TensorStorage(Storage):
 
     def _as_rows(self, rows: Any) -> Rows:
         if isinstance(rows, torch.Tensor):
-            self.of_tensors = True
             return {_TENSOR: rows}
         if not is_tensor_collection(rows):
             raise TypeError(
                 f"{type(self).__name__} stores tensors and TensorDicts, got {type(rows).__name__}; use a ListStorage"
             )
         return as_rows(rows)
+
+    def _find_device(self, frames: Rows) -> None:
+        if self._is_auto:
+            self._is_auto = False
+            self.device = next(iter(frames.values())).device
 
     def write(self, rows: Any, first_track: int) -> np.ndarray:
         frames = self._as_rows(rows)
@@ -238,15 +194,34 @@ class TensorStorage(Storage):
             memory.mend()
             raise
 
-    def get(self, slots: np.ndarray) -> Any:
+    def _change(self, slots: np.ndarray, data: Any) -> None:
+        memory, frames = self.laid_out(), self._as_rows(data.unsqueeze(0))
+        given = [Field(key, leaf.shape[2:], leaf.dtype) for key, leaf in frames.items()]
+        check_fields(memory.layout.fields, given, partly=True)
+        if memory.path is not None and len(frames) == len(memory.leaves):  # one that is torn must not outlive a kill
+            for number, slot in enumerate(slots.tolist()):
+                self.overwrite(slot, data[number : number + 1].unsqueeze(0))
+        else:
+            memory.change(slots, {key: leaf[0] for key, leaf in frames.items()})
+
+    def _change_keys(self, slots: np.ndarray, values: Mapping[Key, Any]) -> None:
+        memory = self.laid_out()
+        leaves = {key: torch.as_tensor(value) for key, value in values.items()}
+        for key, leaf in leaves.items():
+            if leaf.shape[:1] != (len(slots),):
+                raise ValueError(
+                    f"{show(key)}: {tuple(leaf.shape)} for {len(slots):,} frames; the first must be as many"
+                )
+        given = [Field(key, leaf.shape[1:], leaf.dtype) for key, leaf in leaves.items()]
+        check_fields(memory.layout.fields, given, partly=True)
+        memory.change(slots, leaves)
+
+    def take(self, slots: np.ndarray) -> Any:
         memory = self.laid_out()
         taken = memory.take(slots)
         if self.of_tensors:
             return taken[_TENSOR]
-        return as_tensordict(taken, torch.Size([len(slots)]), self._told_device, memory.layout.sizes)
-
-    #: What ``TensorDict.device`` says.
-    _told_device: torch.device | None = None
+        return as_tensordict(taken, torch.Size([len(slots)]), self.device, memory.layout.sizes)
 
 
 class LazyTensorStorage(TensorStorage):
@@ -274,33 +249,9 @@ class LazyTensorStorage(TensorStorage):
         consolidated: bool = False,
         cleanup_memmap: bool = True,
     ) -> None:
-        super().__init__(max_size, ndim)
-        self._is_auto = device == "auto"
-        self.device = CPU if self._is_auto else torch.device(device)
-        self._told_device = self.device
-        self._is_shared = False
+        super().__init__(None, max_size, device=device, ndim=ndim)
         if shared_init:
             self.share("LazyTensorStorage(shared_init=True)")
-
-    def share(self, who: str) -> None:
-        platforms.require(who, (platforms.SHARED_MEMORY,), "leave that out: in one process nobody needs it")
-        self._is_shared = True
-
-    @property
-    def can_be_shared(self) -> bool:
-        return self.device.type == "cpu"
-
-    def _as_rows(self, rows: Any) -> Rows:
-        frames = super()._as_rows(rows)
-        if self._is_auto:
-            self._is_auto = False
-            self.device = self._told_device = next(iter(frames.values())).device
-        return frames
-
-    def _allocate(self, layout: FrameLayout, shared: bool) -> FrameMemory:
-        if shared or self._is_shared:
-            return FrameMemory.shared(layout)
-        return FrameMemory.private(layout, self.device)
 
 
 class LazyMemmapStorage(TensorStorage):
@@ -327,7 +278,7 @@ class LazyMemmapStorage(TensorStorage):
         shared_init: bool = False,
         auto_cleanup: bool | None = None,
     ) -> None:
-        super().__init__(max_size, ndim)
+        super().__init__(None, max_size, ndim=ndim)
         platforms.require(type(self).__name__, (platforms.FILES_BY_DESCRIPTOR,), "use a LazyTensorStorage")
         if torch.device(device).type != "cpu":
             raise ValueError(f"LazyMemmapStorage keeps frames in a file, not on {device}; sampled ones can be moved")
@@ -351,8 +302,10 @@ class LazyMemmapStorage(TensorStorage):
                     f"{self.max_size:,}"
                 )
 
-    _told_device = CPU
     _owns = "a folder of its own"
+
+    def share(self, who: str) -> None:
+        """Nothing to do: a file is."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         NotCopied.__reduce_ex__(self, protocol)

@@ -1,4 +1,4 @@
-"""Replay buffers of TensorDicts, whose samples say where they are from."""
+"""Replay buffers that are put together: of TensorDicts, whose samples say where they are from, and prioritised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
+from swath.data.frames import as_many_frames
+from swath.data.list_storage import ListStorage
+from swath.data.prioritized import PrioritizedSampler
 from swath.data.replay_buffer import ReplayBuffer
+from swath.data.storage_base import Storage
 from swath.data.writers import TensorDictRoundRobinWriter, Writer
 
 
@@ -38,6 +42,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return TensorDictRoundRobinWriter()
 
     def extend(self, data: Any) -> torch.Tensor:
+        data = as_many_frames(data)
         if isinstance(data, (list, tuple)) and len(data) and all(is_tensor_collection(entry) for entry in data):
             data = torch.stack(list(data))  # type: ignore[arg-type]
         if not is_tensor_collection(data):
@@ -50,3 +55,60 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if priority is None:
             raise KeyError(f"there is no {self.priority_key!r} in this sample to take priorities from")
         self.update_priority(data.get("index"), priority)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A ``ReplayBuffer`` with a ``PrioritizedSampler``.
+
+    Args:
+        alpha, beta, eps, dtype: of the sampler.
+        kwargs: as ``ReplayBuffer`` takes them.
+
+    >>> from swath.data import LazyTensorStorage
+    >>> rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4)
+    >>> _ = rb.extend(torch.arange(10.0))
+    >>> rb.update_priority(torch.arange(10), torch.rand(10))
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        storage: Storage | None = None,
+        **kwargs: Any,
+    ) -> None:
+        storage = ListStorage(1000) if storage is None else storage
+        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)
+        super().__init__(**{"storage": storage, "sampler": sampler, **kwargs})
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A ``TensorDictReplayBuffer`` with a ``PrioritizedSampler``.
+
+    Args:
+        alpha, beta, eps: of the sampler.
+        priority_key: where ``update_tensordict_priority`` finds priorities.
+        reduction: of priorities with more than one entry a frame: "max", "min", "mean" or "median".
+        kwargs: as ``ReplayBuffer`` takes them.
+
+    >>> from swath.data import LazyTensorStorage
+    >>> rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4)
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: Any = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | None = None,
+        reduction: str = "max",
+        **kwargs: Any,
+    ) -> None:
+        storage = ListStorage(1000) if storage is None else storage
+        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
+        super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **kwargs)

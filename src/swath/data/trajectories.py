@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 
+from swath.data.frames import as_tensordict
 from swath.errors import EnvError
 from swath.keys import as_key
 from swath.process.ctrl_c import ctrl_c_waits
@@ -29,7 +30,8 @@ def split_trajectories(
     """One row per trajectory: ``[num_trajectories, longest]``, padded with zeros, with a bool ``mask``.
 
     Trajectories are told apart by ``("collector", "traj_ids")`` or, without it, by ``("next", "done")``. The input
-    is not changed. With ``as_nested`` the leaves are nested tensors and there is no mask.
+    is not changed. With ``as_nested`` the leaves are nested tensors, the batch size is ``[num_trajectories, -1]``, and
+    there is no mask: ``to_padded_tensor(mask_key=...)`` makes one.
 
     >>> batch = TensorDict(x=torch.arange(4), next=TensorDict(done=torch.tensor([[0], [1], [0], [0]]).bool()),
     ...                    batch_size=4)
@@ -95,11 +97,11 @@ def pad_trajectories(trajectories: Sequence[TensorDictBase], mask_key: Any) -> T
 
 
 def _nested(flat: TensorDictBase, lengths: list[int]) -> TensorDictBase:
-    out = TensorDict({}, batch_size=(len(lengths),), device=flat.device)
+    """Batch size ``[trajectories, -1]``; strided, not jagged, since only those can be padded by their TensorDict."""
+    leaves = {}
     for key in flat.keys(True, True):
-        leaves = list(flat.get(key).split(lengths, 0))
-        out.set(key, torch.nested.nested_tensor(leaves, layout=torch.jagged))
-    return out
+        leaves[as_key(key)] = torch.nested.as_nested_tensor(list(flat.get(key).split(lengths, 0)))
+    return as_tensordict(leaves, torch.Size([len(lengths), -1]), flat.device, ())
 
 
 def _joined(pieces: list[TensorDictBase]) -> Any:

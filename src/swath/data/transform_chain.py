@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
 from swath.data.inverses import checked_transform, claimed, inverts, require_by_env
 from swath.data.multi_step import MultiStepTransform
 from swath.data.sequences import BatchTransform, looks_ahead, require_ids
-from swath.data.storages import Storage
+from swath.data.storage_base import Storage
+from swath.data.storages import TensorStorage
 from swath.warn import warn_user
 
 
@@ -34,7 +36,20 @@ class TransformChain:
 
     def insert(self, index: int, transform: Any, owner: Any) -> None:
         """Put it before the ``index``-th, for the buffer ``owner``."""
+        if not -len(self) <= index <= len(self):
+            raise ValueError(f"a transform can be inserted from {-len(self)} to {len(self)} here, not at {index}")
         self._transforms.insert(index, claimed(checked_transform(transform), owner))
+
+    def require_equal_rows(self, storage: Storage, data: Any) -> None:
+        """Where rows are stored as they are, a transform may not change how long they are."""
+        if not self.can_hold or not isinstance(storage, TensorStorage) or not storage.is_laid_out:
+            return
+        known = dict(storage.laid_out().layout.sizes).get((), torch.Size())
+        if known != data.batch_size[1:]:
+            raise ValueError(
+                f"MultiStepTransform holds back the end of each row, so that the first rows are {tuple(known)} and "
+                f"these {tuple(data.batch_size[1:])}. Store frames: {type(storage).__name__}(max_size, ndim=2)"
+            )
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
@@ -68,6 +83,17 @@ class TransformChain:
                 data = _in_time(transform, data, storage, dim_extend)
             else:
                 data = transform.inv(data)
+        return data
+
+    def inverted_in_place(self, data: Any) -> Any:
+        """What is to be stored in place of frames that are there."""
+        for transform in self._inverting():
+            if looks_ahead(transform):
+                raise TypeError(
+                    f"{type(transform).__name__} needs the frames behind one, and rb[i] = data has none; "
+                    "rb.storage.set(index, data) stores data as it is"
+                )
+            data = transform.inv(data.copy() if isinstance(data, TensorDictBase) else data)
         return data
 
     def inverted_rows(self, rows: Any, first_track: int | None) -> list[tuple[int | None, Any]]:

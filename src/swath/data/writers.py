@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from swath.data.storages import Storage
+from swath.data.storage_base import Storage
 from swath.keys import as_key, show
 
 _REDUCTIONS = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin, "median": torch.median}
@@ -26,6 +26,12 @@ class Writer:
 
     def empty(self) -> None:
         """The buffer was emptied."""
+
+    def require_changes(self) -> None:
+        """That frames may be changed in place."""
+
+    def mark_update(self) -> None:
+        """Some were."""
 
 
 class RoundRobinWriter(Writer):
@@ -62,6 +68,9 @@ class TensorDictMaxValueWriter(Writer):
         #: The value of each slot that is used.
         self._ranks: np.ndarray = np.zeros(0)
 
+    def mark_update(self) -> None:
+        self.empty()  # what is there is ranked anew with the next write
+
     def _rank(self, frame: TensorDictBase) -> float:
         value = frame.get(self.rank_key, None)  # type: ignore[arg-type]
         if value is None:
@@ -74,7 +83,7 @@ class TensorDictMaxValueWriter(Writer):
             raise TypeError(f"TensorDictMaxValueWriter needs TensorDicts, got {type(rows).__name__}")
         capacity = storage.tracks.capacity
         if len(self._ranks) != len(storage):  # others wrote it: an earlier program, say
-            stored = storage.get(np.arange(len(storage)))
+            stored = storage.take(np.arange(len(storage)))
             self._ranks = np.array([self._rank(frame) for frame in stored])
         flat = rows.reshape(-1, *rows.shape[2:])
         slots = np.full(len(flat), -1)
@@ -95,4 +104,7 @@ class ImmutableDatasetWriter(Writer):
     """For a buffer that is only read."""
 
     def write(self, storage: Storage, rows: Any, first_track: int) -> np.ndarray:
+        raise RuntimeError("this buffer is only read (ImmutableDatasetWriter)")
+
+    def require_changes(self) -> None:
         raise RuntimeError("this buffer is only read (ImmutableDatasetWriter)")
