@@ -32,6 +32,7 @@ from torch import nn
 from swath.errors import PolicyError
 from swath.keys import Key, as_key
 from swath.rollout.functional import is_plain
+from swath.rollout.numpy_policy import call_first
 from swath.rollout.tensordict_internals import has_arguments_of_its_own, has_generator, hides_outputs, modules_of
 
 
