@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swath.collectors.assignment import list_nodes
-from swath.collectors.base import positive_int
+from swath.collectors.numbers import positive_int
 
 BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
 #: What the front door itself takes.
