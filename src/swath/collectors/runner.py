@@ -104,9 +104,10 @@ class Runner:
     def _resolve_plan(self, first_row: dict[Key, torch.Tensor], options: CallOptions) -> PolicyPlan | None:
         if isinstance(self.policy, RandomPolicy):
             return None
-        device = casting_device(self.devices.policy, self.env)
+        device = self.devices.policy
+        casts = casting_device(device, self.env) is not None
         with torch.no_grad():
-            return PolicyPlan.resolve(self.policy, self.env, first_row, device=device, options=options)
+            return PolicyPlan.resolve(self.policy, self.env, first_row, device=device, casts=casts, options=options)
 
     def in_step(self, num_steps: int, plan: PolicyPlan | None, layout: Layout) -> Rollout:
         """A rollout of all envs in step."""

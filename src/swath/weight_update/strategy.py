@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -122,3 +122,9 @@ def _around_extra(name: str) -> tuple[str, ...]:
     """
     before, found, behind = name.partition(f"{PLAIN}.")
     return (before + PLAIN, behind) if found else (name,)
+
+
+def apply_to_all(models: Iterable[Any], weights: Any) -> None:
+    """The same weights into each of several models, transforms and so on."""
+    for model in models:
+        WeightStrategy().apply_weights(model, weights)
