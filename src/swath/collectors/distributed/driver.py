@@ -12,13 +12,14 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath.collectors.assignment import list_nodes
 from swath.collectors.budget import Budget
 from swath.collectors.config import NodesConfig
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node_batches import NodeBatches
 from swath.collectors.distributed.node_buffer import DirectWriting, NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
-from swath.collectors.distributed.plans import NodePlans, list_nodes
+from swath.collectors.distributed.plans import NodePlans
 from swath.collectors.distributed.requests import NodePlan
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.numbers import positive_int

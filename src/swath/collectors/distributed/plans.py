@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swath.collectors.assignment import for_each
-from swath.collectors.distributed.node import IdSpace, NodePlan
+from swath.collectors.distributed.requests import IdSpace, NodePlan
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
