@@ -193,14 +193,14 @@ class AsyncBatchedCollector(Collector):
             _refuse_what_rows_cannot(plan)
         specs = random_specs(self.policy) or dict(env.full_action_spec.items(True, True))
         return CentralRollout(  # type: ignore[return-value]
-            env._crew,
+            env.crew,
             plan,
             layout,
             budget.frames_per_batch,
             stamps=runner.stamps,
             ids=runner.ids,
             action_specs=_for_all_envs(specs, env),
-            envs_per_group=min(_envs_per_group(env._crew.worker_layout), self._max_batch_size),
+            envs_per_group=min(_envs_per_group(env.crew.worker_layout), self._max_batch_size),
             max_batch_size=self._max_batch_size,
             min_batch_size=self._min_batch_size,
             min_batch_wait_s=self._min_batch_wait_s,
@@ -243,7 +243,7 @@ class AsyncBatchedCollector(Collector):
         forwards = rollout.num_forwards
         return {
             **super().stats(),
-            "layout": str(self.env._crew.worker_layout),  # type: ignore[attr-defined]
+            "layout": str(self.env.crew.worker_layout),  # type: ignore[attr-defined]
             "policy_calls": forwards,
             "mean_batch_size": rollout.num_forward_rows / forwards if forwards else 0.0,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-import swath
 from swath.envs.lowered_host import CHANGED, NAME, HostSignals, HostSignalsPlan, Installer, LoweredDescription
 from swath.envs.recognising import NotLowered
 from swath.envs.torchrl_internals import processes_of
@@ -135,7 +135,7 @@ class TheirHosts:
             if name not in _KINDS or not module.startswith("torchrl.envs."):
                 raise NotLowered(f"ParallelEnv of {name} is not known")
         origins = self._ask_all(("__dict__", "get"), f"{NAME}?", _Origin())
-        if any(origin != swath.__file__ for origin in origins):
+        if any(origin != sys.modules["swath"].__file__ for origin in origins):
             raise NotLowered("its processes cannot import this swath")
         assert self._memory.descriptor is not None
         plan = HostSignalsPlan(os.getpid(), self._memory.descriptor, self.num_workers)

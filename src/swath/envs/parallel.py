@@ -61,6 +61,11 @@ class CrewEnv(NotCopied, RowEnv):
 
     is_given_actions_only = True
 
+    @property
+    def crew(self) -> EnvCrew:
+        """Who steps the envs."""
+        return self._crew
+
     def row_layout(self) -> Layout:
         structure = self._crew.about.layout.structure
         if structure is not None and structure.has_objects:
