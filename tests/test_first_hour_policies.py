@@ -96,6 +96,7 @@ def test_an_action_of_another_shape_is_refused_still() -> None:
 @pytest.mark.filterwarnings("ignore")  # what TorchRL's collector says of itself
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_an_action_without_the_trailing_1_is_taken_as_in_torchrl(num_envs: int) -> None:
+    pytest.importorskip("torchrl")
     import torchrl.collectors
     import torchrl.envs
     from torchrl.testing.mocking_classes import CountingEnv
@@ -133,6 +134,7 @@ def test_the_tensordict_of_a_policy_has_its_device_where_it_was_said(kind: str, 
 @pytest.mark.parametrize("said", [{}, {"device": "cpu"}, {"policy_device": "cpu"}, {"env_device": "cpu"}])
 @pytest.mark.filterwarnings("ignore")  # what TorchRL's collector says of itself
 def test_the_device_of_a_policy_s_tensordict_is_torchrl_s(said: Any) -> None:
+    pytest.importorskip("torchrl")
     import torchrl.collectors
     import torchrl.envs
 
@@ -232,6 +234,7 @@ def test_info_that_each_step_had_is_not_made_up() -> None:
 @pytest.mark.parametrize("categorical", [False, True])
 @pytest.mark.parametrize("name", ["FrozenLake-v1", "CliffWalking-v1"])
 def test_categorical_action_encoding_changes_discrete_observations_as_torchrl_s(name: str, categorical: bool) -> None:
+    pytest.importorskip("torchrl")
     import torchrl.envs
 
     ours = GymEnv(name, categorical_action_encoding=categorical)
