@@ -367,7 +367,13 @@ def test_a_killed_server_leaves_nobody_waiting(transport: str, number: signal.Si
         for _ in batches:
             pass
     assert time.monotonic() - start < 2
-    assert server.health() == {"alive": False, "serving": False, "pid": pid, "exitcode": -number}
+    assert server.health() == {
+        "alive": False,
+        "process_alive": False,
+        "serving": False,
+        "pid": pid,
+        "exitcode": -number,
+    }
     with pytest.raises(ServerDied, match=number.name):
         server.stats()
     server.shutdown()
