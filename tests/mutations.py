@@ -47,20 +47,18 @@ MUTATIONS = [
     # Seeds given before the envs were put together are lost.
     Mutation("envs/serial.py", "self.pending_seeds[index] = child", "self.pending_seeds[0] = child", "test_envs.py"),
     # The last batch overshoots the total.
-    Mutation("collectors/base.py", "else (1, left)", "else (1, None)", "test_collector.py"),
+    Mutation("collectors/budget.py", "else (1, left)", "else (1, None)", "test_collector.py"),
     # set_truncated marks the first step of a batch instead of the last.
-    Mutation("collectors/base.py", "is_last[..., -1] = True", "is_last[..., 0] = True", "test_collector.py"),
+    Mutation("data/postprocessing.py", "is_last[..., -1] = True", "is_last[..., 0] = True", "test_collector.py"),
     # Whole episodes lack their last frame.
-    Mutation(
-        "collectors/trajectories.py", "start : stop + 1].clone()", "start : max(stop, 1)].clone()", "test_collector.py"
-    ),
+    Mutation("data/trajectories.py", "start : stop + 1].clone()", "start : max(stop, 1)].clone()", "test_collector.py"),
     # Nothing is collected after a pause.
     Mutation("collectors/buffer_fill.py", "self._is_hurried = False\n\n    # --", "pass\n\n    # --", "test_replay.py"),
     # One restart more than was allowed.
     Mutation(
         "workers/pool.py",
-        "and handle.incarnation.number >= self",
-        "and handle.incarnation.number > self",
+        "handle.incarnation.number < self",
+        "handle.incarnation.number <= self",
         "test_faults.py",
     ),
     # All workers draw the same numbers.
@@ -83,7 +81,7 @@ MUTATIONS = [
         "test_inference_server.py",
     ),
     # Frames of a dataset are put in the wrong order.
-    Mutation("cli/writer.py", "to[env] += count", "pass", "cli/test_cli_workers.py"),
+    Mutation("dataset_files.py", "to[env] += length", "pass", "cli/test_cli_workers.py"),
     # Nodes that deliver other data are let in.
     Mutation(
         "collectors/remote.py",
