@@ -16,6 +16,7 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
+from asking import ask
 from counting import make_counting
 from leaks import wait_until
 from swath.collectors import AsyncBatchedCollector, Collector
@@ -180,11 +181,6 @@ def test_requests_may_be_submitted_before_there_is_a_server() -> None:
         transport.submit(observed())
 
 
-def _ask(client: Any, count: int) -> None:
-    for _ in range(count):
-        assert client(observed())["action"].shape == (2,)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_mp_transport_takes_a_context(method: str) -> None:
@@ -193,7 +189,7 @@ def test_mp_transport_takes_a_context(method: str) -> None:
     client = transport.client()
     assert MPTransport(context).num_slots == MPTransport().num_slots
     with InferenceServer(make_policy(), transport):
-        process = context.Process(target=_ask, args=(client, 5))
+        process = context.Process(target=ask, args=(client, 5))
         process.start()
         process.join(60)
         assert process.exitcode == 0
