@@ -43,8 +43,6 @@ from swath.workers.handle import WorkerHandle
 from swath.workers.layout import AUTO
 from swath.workers.pool import WorkerPool
 
-#: ``num_workers="auto"`` looks for so long at how the first env spends its time.
-_SECONDS_TO_MEASURE = 0.5
 #: ``shutdown`` waits so long for another thread that sends weights to notice it.
 _SECONDS_FOR_SENDERS = 2.0
 

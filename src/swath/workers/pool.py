@@ -252,7 +252,7 @@ class WorkerPool:
         return True
 
     def _wait_for(self, handles: Sequence[WorkerHandle], timeout_s: float | None) -> list[WorkerHandle]:
-        """For a moment at most. Members that died meanwhile, and left no exception, are returned.
+        """For a moment at most. Workers that died meanwhile, and left no exception, are returned.
 
         Another thread may sort in what this one waits for, or start a worker again: it is looked at anew each time.
         """
