@@ -92,7 +92,8 @@ def test_the_oracle_finds_nothing_in_true_frames() -> None:
 )
 def test_the_oracle_sees_a_frame_that_is_not_true(key: str, value: float, what: str) -> None:
     frames = true_frames()
-    getattr(frames, key)[frames.root[:, STEP].tolist().index(1)] = value  # the second of an episode
+    goes_on = (frames.root[:, STEP] == 1) & ~frames.terminated & ~frames.truncated
+    getattr(frames, key)[goes_on.nonzero()[0][0]] = value  # the second of an episode that has a third
     with pytest.raises(Wrong, match=what):
         judge(frames)
 
