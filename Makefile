@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL ?= -n 3 --dist loadgroup
 RESULTS  := build/results
 
-.PHONY: house setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations chaos bench learn docs clean help
+.PHONY: house surface setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations chaos bench compare learn recordings docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
@@ -24,7 +24,10 @@ help:
 	@echo "make chaos   random calls and real kills against every collector: make chaos ARGS='--minutes 10 --seed 3'"
 	@echo "make docs    build the documentation site, build/docs/html (its own environment)"
 	@echo "make learn   train all examples with three seeds, write docs/results.md"
+	@echo "make recordings  type the commands of docs/recordings.md into a terminal again, and keep what it shows"
 	@echo "make bench   side by side with the peers (its own environment)"
+	@echo "make compare BASE=REV  this source against another state of it, in turns: is it as fast?"
+	@echo "make surface  compare what TorchRL has with what swath has, write docs/peer-surface.md"
 	@echo "make house   how big the source is: code by folder, long functions, circles"
 	@echo "make clean   remove environments and caches"
 
@@ -115,9 +118,21 @@ docs: $(VENV)-docs/.installed
 bench:
 	$(MAKE) --no-print-directory -C benchmarks bench
 
+# Every name and argument of TorchRL's, and whether it is here: what tools/peer_surface.toml does not explain is an error.
+surface: $(VENV)-torchrl/.installed
+	$(VENV)-torchrl/bin/python tools/peer_surface.py
+
+# This source against another state of it, in turns.
+compare:
+	$(MAKE) --no-print-directory -C benchmarks compare BASE="$(BASE)"
+
 # One run after another: each is timed.
 learn: setup
 	$(BIN)/python examples/run_all.py $(ARGS)
+
+# In new environments, with what pip brings. Needs tmux.
+recordings: setup
+	$(BIN)/python tools/record.py $(ARGS)
 
 # How big the source is, and how it hangs together: ARGS=--all lists each place.
 house: setup
