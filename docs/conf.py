@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from typing import Any
@@ -13,6 +14,7 @@ from sphinx.util.inspect import stringify_signature
 
 import swath
 from swath.cli.main import make_parser
+from swath.hints import inner_names
 
 project = "swath"
 author = "The swath authors"
@@ -25,7 +27,15 @@ nitpicky = True
 nitpick_ignore = [  # bases that are no part of the API
     ("py:class", name)
     for name in (
+        "swath.collectors.background.InBackground",
+        "swath.collectors.tracing.Session",
+        "swath.collectors.tracing.Traceable",
         "swath.copying.NotCopied",
+        "swath.collectors.episodes.TellsOfEpisodes",
+        "swath.envs.rows.WrappingEnv",
+        "swath.hints.ExplainsGuesses",
+        "swath.modules.inference_server.service.ServedElsewhere",
+        "swath.weight_update.scheme_role.SchemeRole",
         "swath.data.sequences.BatchTransform",
         "swath.data.storages.TensorStorage",
         "swath.envs.gym_rows.GymRowEnv",
@@ -73,7 +83,7 @@ class CommandHelp(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         os.environ["COLUMNS"] = "88"
-        commands = next(action for action in make_parser()._actions if action.dest == "command")
+        commands = next(action for action in make_parser()[0]._actions if action.dest == "command")
         text = commands.choices[self.arguments[0]].format_help()
         return [nodes.literal_block(text, text, language="text")]
 
@@ -89,7 +99,16 @@ def show_constructor(
     return signature, returns
 
 
+def skip_inner(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """What completion does not show is not documented."""
+    kind = app.env.temp_data.get("autodoc:class")
+    module = importlib.import_module(app.env.temp_data["autodoc:module"])
+    kind = getattr(module, kind.split(".")[-1], None) if kind else None
+    return True if isinstance(kind, type) and name in inner_names(kind) else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("command-help", CommandHelp)
     app.connect("autodoc-process-signature", show_constructor)
+    app.connect("autodoc-skip-member", skip_inner)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

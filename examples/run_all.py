@@ -40,8 +40,10 @@ measured after that, with 100 other episodes of the final policy: each the first
 100), actions without exploration. Seconds are from the first line of the training to its last, with the start of
 workers and the evaluations on the way, without imports and without the last evaluation.
 
-| example | seed | frames | seconds | mean return of 100 episodes | target | command |
-|---|---:|---:|---:|---:|---:|---|
+Each row is `python examples/EXAMPLE.py --seed SEED`.
+
+| example | seed | frames | seconds | mean return of 100 episodes | target |
+|---|---:|---:|---:|---:|---:|
 """
 
 
@@ -62,8 +64,7 @@ def read_results(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def page(results: dict[str, list[dict[str, Any]]], machine: str) -> str:
     lines = [
         f"| {example} | {r['seed']} | {r['frames']:,} | {r['seconds']:.1f} | {r['mean_return']:.1f} ± "
-        f"{r['std_return']:.1f}{'' if r['reached'] else ' (missed)'} | {r['target']:g} | "
-        f"`python examples/{example}.py --seed {r['seed']}` |"
+        f"{r['std_return']:.1f}{'' if r['reached'] else ' (missed)'} | {r['target']:g} |"
         for example, of_seeds in results.items()
         for r in of_seeds
     ]

@@ -8,15 +8,18 @@ import gc
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
+import pickle
 import re
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch.distributed
 
 from swath.process.start import server
+from warned import warned_here
 
 
 def children(pid: int | None = None) -> set[int]:
@@ -87,11 +90,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def warned(text: str) -> Iterator[None]:
-    """By any thread."""
-    with pytest.warns(UserWarning, match=text):
-        yield
+def warned(text: str) -> contextlib.AbstractContextManager[Any]:
+    """By any thread; at the line that began it."""
+    return warned_here(match=text)
 
 
 @functools.lru_cache(maxsize=1)
@@ -99,8 +100,12 @@ def _open_what_stays_open() -> None:
     """What the first of a kind in a process opens, and nobody closes.
 
     A store of torch.distributed has a pipe (libuv's, for signals); an array that multiprocessing shares, as Gymnasium's
-    AsyncVectorEnv does, the file of its heap.
+    AsyncVectorEnv does, the file of its heap; a connection that is pickled, the socket that it is fetched from.
     """
+    ours, theirs = multiprocessing.Pipe()
+    pickle.loads(ForkingPickler.dumps(theirs)).close()
+    ours.close()
+    theirs.close()
     multiprocessing.RawArray("c", 1)
     store = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public, but not in an __all__)
     store("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -23,6 +23,7 @@ from swath.data import (
     TensorDictReplayBuffer,
 )
 from swath.envs import GymEnv, SerialEnv, TransformedEnv
+from warned import warned_here
 
 # -- rewards to go -----------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ def test_episodes_that_do_not_end() -> None:
     with pytest.raises(RuntimeError, match=r"no episode ends in some rows of this batch \(2, 6\)"):
         Reward2GoTransform().inv(batch)
     batch["next", "done"][1, 2] = True
-    with pytest.warns(UserWarning, match="the batch ends in the middle of episodes"):
+    with warned_here(match="the batch ends in the middle of episodes"):
         Reward2GoTransform().inv(batch)
 
 
@@ -216,7 +217,7 @@ def test_burning_in_of_what_is_refused() -> None:
         BurnInTransform(summing(), 3)(slices(4, 3))
     with pytest.raises(KeyError, match=r"the modules wrote no \('next', 'other'\)"):
         BurnInTransform(summing(), 3, out_keys=["other"])(slices(4, 5))
-    with pytest.warns(UserWarning, match="'state' is the same as"):
+    with warned_here(match="'state' is the same as"):
         assert BurnInTransform(summing(), 3, out_keys=[("next", "state")]).out_keys == ["state"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from counting import make_counting
 from swath.collectors import Collector, MultiSyncCollector
@@ -198,6 +198,29 @@ def test_tensor_storage() -> None:
         TensorStorage(None)
 
 
+def test_tensor_storage_of_a_plain_dict() -> None:
+    storage = TensorStorage({"x": torch.arange(4), "y": {"z": torch.ones(4, 2)}})
+    assert len(storage) == 4
+    assert storage[1]["x"] == 1
+    assert storage[:]["y", "z"].shape == (4, 2)
+    by_env = TensorStorage({"x": torch.arange(6).reshape(2, 3)}, ndim=2)
+    assert by_env[:]["x"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("stack_dim", [0, 1])
+def test_frames_of_many_shapes_are_refused_by_key_and_a_list_storage_takes_them(stack_dim: int) -> None:
+    parts = [TensorDict({"n": {"x": torch.ones(5, length, 2)}}, [5]) for length in (3, 4)]
+    whole = [part[0] for part in parts] if stack_dim == 0 else parts
+    ragged: Any = LazyStackedTensorDict(*whole, stack_dim=stack_dim)
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    with pytest.raises(ValueError, match=r"\('n', 'x'\) is not of one shape in all frames.*ListStorage"):
+        rb.extend(ragged)
+    assert len(rb) == 0
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
+    rb.extend(ragged)
+    assert len(rb) == len(ragged)
+
+
 def test_a_tensor_that_is_refused_leaves_a_storage_of_tensordicts_as_it_was() -> None:
     rb = filled()
     with pytest.raises(KeyError):
@@ -225,6 +248,33 @@ def test_prioritized_sampler_after_setitem() -> None:
     assert 10 in rb.sample()["x"].tolist()
     rb.set_at_("y", torch.zeros(1, 2), [0])  # the same frame: its priority is what it was
     assert 0 not in rb.sample()["x"].tolist()
+
+
+def test_prioritized_sampler_after_a_max_value_writer_has_replaced_a_frame() -> None:
+    """As of any frame that is new: no priority that was meant for the one before."""
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0,
+        beta=1.0,
+        storage=LazyTensorStorage(4),
+        writer=TensorDictMaxValueWriter(rank_key="x"),
+        batch_size=64,
+    )
+    rb.extend(numbers(4))
+    rb.update_priority(torch.arange(4), torch.tensor([0.0, 2.0, 0.0, 0.0]))
+    before = rb.sample()
+    assert set(before["x"].tolist()) == {1}
+    rb.extend(numbers(1, 30))  # instead of 0, which had a priority of 0
+    assert set(rb.sample()["x"].tolist()) == {1, 30}
+    rb.extend(numbers(1, 31))  # instead of 1, of which a sample is out
+    before["td_error"] = torch.zeros(64)
+    rb.update_tensordict_priority(before)
+    assert 31 in rb.sample()["x"].tolist()
+    later = rb.sample()
+    later["td_error"] = torch.where(later["x"] == 31, 0.0, 1.0)
+    rb.update_tensordict_priority(later)
+    assert 31 not in rb.sample()["x"].tolist()
+    rb.add(numbers(1, 1)[0])  # lower than all that are there: it replaces none
+    assert 31 not in rb.sample()["x"].tolist()
 
 
 def test_slices_after_setitem() -> None:
@@ -422,6 +472,22 @@ def test_slice_sampler_end_keys() -> None:
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_slice_sampler_with_both_keys_takes_the_end_where_there_is_no_trajectory_key() -> None:
+    x = torch.arange(20)
+    data = TensorDict({"x": x, "over": (x % 5 == 4)[:, None]}, batch_size=20)
+
+    def sample(**kwargs: Any) -> Any:
+        rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=3, **kwargs), batch_size=30)
+        rb.extend(data)
+        return rb.sample()
+
+    x = sample(traj_key="episode", end_key="over").reshape(10, 3)["x"]
+    assert (x // 5 == x[:, :1] // 5).all()
+    for keys in ({"traj_key": "episode"}, {"traj_key": "episode", "end_key": "ovr"}):
+        with pytest.raises(KeyError, match="no 'episode' in the buffer"):
+            sample(**keys)
 
 
 def test_prioritized_replay_buffer() -> None:

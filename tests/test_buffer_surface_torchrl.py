@@ -150,6 +150,30 @@ def test_slice_sampler_end_keys() -> None:
     assert found[0] == found[1] == {(0, 1), (2, 3), (4, 5)}
 
 
+# (Of a number at the right TorchRL takes one less; with True there, it fails where a slice has no frame at all.)
+@pytest.mark.parametrize("span", [False, 2, (1, False), (True, False)])
+def test_slice_sampler_span(span: Any) -> None:
+    data = TensorDict(x=torch.arange(6), traj=torch.zeros(6).long(), batch_size=6)
+    found: list[set[tuple[int, ...]]] = []
+    for module in BOTH:
+        sampler = module.SliceSampler(slice_len=4, traj_key="traj", span=span)
+        rb = module.TensorDictReplayBuffer(storage=module.LazyTensorStorage(6), sampler=sampler, batch_size=4)
+        rb.extend(data)
+        found.append({tuple(rb.sample()["x"].tolist()) for _ in range(300)})
+    assert found[0] == found[1] | ({(4, 5)} if span == 2 else set())
+
+
+def test_slice_sampler_without_replacement() -> None:
+    data = TensorDict(x=torch.arange(30), traj=torch.arange(10).repeat_interleave(3), batch_size=30)
+    found = []
+    for module in BOTH:
+        sampler = module.SliceSamplerWithoutReplacement(slice_len=3, traj_key="traj", shuffle=False)
+        rb = module.TensorDictReplayBuffer(storage=module.LazyTensorStorage(30), sampler=sampler, batch_size=12)
+        rb.extend(data)
+        found.append([sample["x"].tolist() for sample in rb])
+    assert found[0] == found[1]
+
+
 # (Where every row is a trajectory, TorchRL's are not nested.)
 @pytest.mark.parametrize("ids", [[[0, 0, 0, 1], [2, 2, 3, 3]], [[0, 0, 1, 1], [2, 2, 3, 3]], [[0, 1, 2, 3], [4] * 4]])
 def test_split_trajectories_as_nested(ids: list[list[int]]) -> None:
@@ -159,3 +183,14 @@ def test_split_trajectories_as_nested(ids: list[list[int]]) -> None:
     made: Any = [split(batch.clone(), as_nested=True) for split in (split_trajectories, their_utils.split_trajectories)]
     assert made[0].batch_size == made[1].batch_size
     assert_same(*[each.to_padded_tensor(mask_key="mask") for each in made])
+
+
+def test_can_sample() -> None:
+    """(TorchRL's sampler with priorities cannot be made with every torch: its tree of sums is C++.)"""
+    made = []
+    for module in BOTH:
+        rb = module.ReplayBuffer(storage=module.LazyTensorStorage(8), batch_size=2)
+        found = [rb.can_sample()]
+        rb.extend(numbers(3))
+        made.append([*found, rb.can_sample()])
+    assert made[0] == made[1] == [False, True]

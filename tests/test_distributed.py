@@ -32,6 +32,7 @@ from swath.envs import SerialEnv
 from swath.errors import BackgroundFailed, CollectorClosed, EnvError, NodeLost
 from swath.process import pickling
 from swath.weight_update import DistributedWeightSyncScheme, SharedMemWeightSyncScheme
+from warned import warned_here
 
 pytestmark = pytest.mark.processes
 
@@ -263,7 +264,7 @@ def test_collection_goes_on_with_the_rest(sync: bool) -> None:
         batches = iter(collector)
         got = [next(batches) for _ in range(2)]
         os.kill(pids(collector)[0], signal.SIGKILL)
-        with pytest.warns(UserWarning, match="goes on with 1 of 2"):
+        with warned_here(match="goes on with 1 of 2"):
             got += list(batches)
         assert sum(batch.numel() for batch in got) == 2000
         assert got[-2]["collector", "worker"].unique().tolist() == [1]
@@ -663,7 +664,7 @@ def test_stats_of_a_node_that_was_started_again() -> None:
         next(batches)
         os.kill(pids(collector)[0], signal.SIGKILL)
         assert wait_until(lambda: not collector.stats()["nodes"][0]["alive"])
-        with pytest.warns(UserWarning, match=rf"{named(collector, 0)} was lost.*It was started again as node 0 \("):
+        with warned_here(match=rf"{named(collector, 0)} was lost.*It was started again as node 0 \("):
             next(batches)
         assert [node["alive"] for node in collector.stats()["nodes"]] == [True, True]
 
@@ -700,7 +701,7 @@ def test_an_open_address_without_a_secret_warns() -> None:
     address = own_address("192.0.2.1", 9)  # of the interface that leads away from here
     if is_loopback(address):
         pytest.skip("this machine has no address but loopback")
-    with pytest.warns(UserWarning, match=rf"listens on {address}.* give secret="):
+    with warned_here(match=rf"listens on {address}.* give secret="):
         collector = make(address=address, total_frames=20)
     assert sum(batch.numel() for batch in collector) == 20
     with pytest.raises(ValueError, match="not an address of this machine"):
@@ -776,6 +777,21 @@ def test_submitit(tmp_path: Path) -> None:
     assert_consistent(got)
     assert sum(batch.numel() for batch in got) == 100
     assert wait_until(lambda: all(is_gone(pid) for pid in nodes))
+
+
+@pytest.mark.timeout(120)
+def test_a_job_that_is_lost_says_where_it_wrote(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    collector = make(launcher="submitit", folder=tmp_path, slurm_kwargs={"cluster": "local"}, sync=True)
+    batches = iter(collector)
+    next(batches)
+    os.kill(pids(collector)[0], signal.SIGKILL)
+    with pytest.raises(NodeLost, match=r"What it printed is in .*_log\.err and .*_log\.out") as lost:
+        take(batches, 10_000)
+    told = re.search(r"printed is in (\S+_log\.err)", str(lost.value))
+    assert told is not None
+    assert Path(told[1]).is_file()
+    collector.shutdown()
 
 
 @pytest.mark.timeout(120)

@@ -34,6 +34,7 @@ from swath.envs import (
 )
 from swath.errors import EnvClosed, EnvDataError, EnvError
 from swath.testing import check_env
+from warned import warned_here
 
 
 class SpaceEnv(gymnasium.Env):
@@ -384,7 +385,7 @@ def test_serial_env_reset_arguments_for_each_env() -> None:
         SerialEnv(2, [lambda: SerialEnv(1, lambda: GymWrapper(Starts()))] * 2),
     ):
         assert env.reset(list_of_kwargs=starts)["observation"][..., 2].reshape(-1).tolist() == [3, 5]
-    with pytest.raises(TypeError, match="unknown argument 'parallel'"):
+    with pytest.raises(TypeError, match="unknown argument: 'parallel'"):
         SerialEnv(2, CountingTensorDictEnv, parallel=True)
 
 
@@ -606,7 +607,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int]) -> EnvBase
 def test_an_env_that_runs_far_ahead_of_the_others_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     # Env 0 is a filler every other step, env 1 never: after some batches it must be cut, and marked where it is.
     collector = Collector(uneven(monkeypatch, (1, 10**6)), frames_per_batch=20, total_frames=400)
-    with pytest.warns(UserWarning, match=r"env 1 .* got 20 steps ahead .* AutoresetMode.DISABLED") as caught:
+    with warned_here(match=r"env 1 .* got 20 steps ahead .* AutoresetMode.DISABLED") as caught:
         data: Any = torch.cat(list(collector), 1)
     assert len(caught) == 1
     assert bool(data["next", "done"][0].all())
@@ -859,3 +860,10 @@ def test_envs_that_were_seeded_before_they_were_put_together() -> None:
     first: Any = SerialEnv(3, [lambda seed=seed: make(seed) for seed in seeds]).reset()
     alone = [make(seed).reset()["observation"] for seed in seeds]
     assert torch.equal(first["observation"], torch.stack(alone))
+
+
+def test_sizes() -> None:
+    env = GymEnv("CartPole-v1")
+    assert (env.shape, env.ndim, env.batch_dims, env.ndimension(), env.numel()) == (torch.Size([]), 0, 0, 0, 1)
+    env = SerialEnv(2, lambda: SerialEnv(3, lambda: GymEnv("CartPole-v1")))
+    assert (env.shape, env.ndim, env.batch_dims, env.ndimension(), env.numel()) == (torch.Size([2, 3]), 2, 2, 2, 6)

@@ -527,7 +527,7 @@ def test_poll_and_wait() -> None:
 
 
 def test_busy_is_an_error() -> None:
-    with gated() as (evaluator, env):
+    with gated(busy_policy="error") as (evaluator, env):
         assert evaluator.trigger_eval()
         with pytest.raises(RuntimeError, match=r"under way.*busy_policy='skip'"):
             evaluator.trigger_eval()
@@ -639,7 +639,7 @@ def test_arguments() -> None:
         (ValueError, "total_frames is for the Evaluator", EchoEnv, {
             "policy": policy, "collector_kwargs": {"total_frames": 3}
         }),
-        (TypeError, "carries weights itself", EchoEnv, {"policy": policy, "weight_sync_schemes": {}}),
+        (ValueError, "give policy_factory", EchoEnv, {"policy": policy, "weight_sync_schemes": {}}),
     ]  # fmt: skip
     for kind, message, env, kwargs in cases:
         with pytest.raises(kind, match=message):

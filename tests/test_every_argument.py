@@ -31,7 +31,7 @@ from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymWrapper, SerialEnv
 from swath.rollout.boundaries import TrajectoryIds
-from swath.weight_update import SharedMemWeightSyncScheme
+from swath.weight_update import NoWeightSyncScheme, SharedMemWeightSyncScheme
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore")]
 
@@ -171,6 +171,11 @@ def versions_with_no_update(collector: Any) -> Any:
     return [int(batch["policy_version"].max()) for batch in collector]
 
 
+def versions_after_an_update(collector: Any) -> Any:
+    collector.update_policy_weights_()
+    return collector.policy_version
+
+
 def number(collector: Any) -> Any:
     return collector.worker_idx
 
@@ -222,6 +227,8 @@ COMMON: dict[str, Trial] = {
     "replay_buffer": Trial(Buffer),
     "track_policy_version": Trial(True, keys),
     "trajs_per_batch": Trial(2, beside={"create_env_kwargs": {"longest": 3}}),
+    "trajs_per_write": Trial(3, calls_of_buffer),
+    "auto_register_policy_transforms": Trial(True, keys, beside={"policy": stochastic()}),
     "traj_format": Trial("cat"),
     "split_trajs": Trial(True),
     "set_truncated": Trial(True),
@@ -276,6 +283,8 @@ _SINGLE: dict[str, Trial] = {
     "return_same_td": Trial(True, same_memory),
     "interruptor": Trial(Asked()),
     "worker_idx": Trial(3, number),
+    "weight_sync_schemes": Trial({"policy": NoWeightSyncScheme()}, versions_after_an_update),
+    "weight_recv_schemes": Trial({"policy": SharedMemWeightSyncScheme()}),
     "traj_pool": Trial(TrajectoryIds(7)),
     "control": Trial(object()),
 }
@@ -342,7 +351,13 @@ KINDS: dict[type, tuple[dict[str, Any], dict[str, Trial]]] = {
     MultiAsyncCollector: ({**_BASE, "create_env_fn": [make_counting]}, _ASYNC),
     AsyncCollector: (
         {**_BASE, "create_env_fn": make_counting},
-        {**_ASYNC, **_SINGLE, "num_workers": Trial(3, layout), "envs_per_worker": Trial(3, layout)},
+        {
+            **_ASYNC,
+            **_SINGLE,
+            "weight_sync_schemes": _ASYNC["weight_sync_schemes"],
+            "num_workers": Trial(3, layout),
+            "envs_per_worker": Trial(3, layout),
+        },
     ),
     # One env: what several give depends on which is ready first.
     AsyncBatchedCollector: ({**_BASE, "create_env_fn": [make_counting], "env_backend": "threading"}, _BATCHED),
@@ -412,8 +427,10 @@ def base(kind: type, name: str, trial: Trial) -> dict[str, Any]:
         given |= {"create_env_fn": nan, "policy": RandomPolicy()}
     if name == "traj_format":
         given |= {"trajs_per_batch": 2, "create_env_kwargs": {"longest": 3}}
-    if name == "extend_buffer":
+    if name in ("extend_buffer", "trajs_per_write"):
         given["replay_buffer"] = Buffer
+    if name == "trajs_per_write":
+        given |= {"trajs_per_batch": 2, "create_env_kwargs": {"longest": 2}}
     return given
 
 

@@ -31,7 +31,8 @@ from swath.errors import CollectorClosed, OutOfSharedMemory, WorkerDied, WorkerH
 from swath.process.memory import SharedMemory
 from swath.process.start import server
 from swath.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from swath.workers.pool import WorkerPool
+from swath.workers.handle import WorkerHandle
+from warned import warned_here
 
 pytestmark = pytest.mark.processes
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
@@ -178,13 +179,13 @@ def test_restarted_workers_have_the_newest_weights() -> None:
     network.value.data.fill_(4)
     collector.update_policy_weights_()
     os.kill(pids(collector)[0], signal.SIGKILL)
-    with pytest.warns(UserWarning, match=r"worker 0 .*SIGKILL.*started again"):
+    with warned_here(match=r"worker 0 .*SIGKILL.*started again"):
         batch = next(batches)
     assert bool((batch["action"] == 4).all())
     assert bool((batch["policy_version"] == 1).all())
     network.value.data.fill_(5)
     os.kill(pids(collector)[1], signal.SIGKILL)
-    with pytest.warns(UserWarning, match=r"worker 1 .*SIGKILL.*started again"):
+    with warned_here(match=r"worker 1 .*SIGKILL.*started again"):
         collector.update_policy_weights_()
     assert bool((next(batches)["action"] == 5).all())
     collector.shutdown()
@@ -196,7 +197,7 @@ def test_restarts_run_out() -> None:
         [lambda: Fails(3, lambda: os._exit(1))], frames_per_batch=60, restart_workers=2, num_workers=1
     )
     started = time.monotonic()
-    with pytest.warns(UserWarning, match="started again"), pytest.raises(WorkerDied, match="restarts 2/2"):
+    with warned_here(match="started again"), pytest.raises(WorkerDied, match="restarts 2/2"):
         next(iter(collector))
     assert time.monotonic() - started < 5
 
@@ -432,13 +433,13 @@ def test_shutdown_from_another_thread_ends_who_iterates(
 ) -> None:
     """A worker that was told to leave was not lost, however late that is noticed."""
     is_shut_down = threading.Event()
-    obituary = WorkerPool.obituary
+    obituary = WorkerHandle.obituary
 
-    def late_obituary(fleet: WorkerPool, member: Any) -> Any:
+    def late_obituary(handle: WorkerHandle, restarts: int) -> Any:
         is_shut_down.wait(20)
-        return obituary(fleet, member)
+        return obituary(handle, restarts)
 
-    monkeypatch.setattr(WorkerPool, "obituary", late_obituary)
+    monkeypatch.setattr(WorkerHandle, "obituary", late_obituary)
     collector = endless(kind, tmp_path)
 
     def shut_down() -> None:

@@ -42,6 +42,7 @@ COLLECTORS = [
 ]
 
 SCRIPT = """\
+import swath
 from swath.collectors import AsyncBatchedCollector, AsyncCollector, Collector, MultiAsyncCollector, MultiCollector
 from swath.collectors import MultiSyncCollector
 from swath.collectors.distributed import DistributedCollector, DistributedSyncCollector, RayCollector, RPCCollector
@@ -50,9 +51,11 @@ from swath.collectors.distributed import DistributedCollector, DistributedSyncCo
 """
 #: What is right, and what a checker has to flag.
 RIGHT = "Collector('CartPole-v1', frames_per_batch=10, total_frames=100, max_frames_per_traj=None)"
+RIGHT += "; swath.Collector('CartPole-v1', frames_per_batch=10); swath.envs.GymEnv('CartPole-v1')"
 WRONG = [f"{kind.__name__}(['CartPole-v1'], frame_per_batch=10)" for kind in COLLECTORS]
 WRONG += ["Collector('CartPole-v1', frames_per_batch='ten')", "RayCollector('CartPole-v1', frames_per_batch='ten')"]
 WRONG += ["MultiCollector('CartPole-v1', sync='no', frames_per_batch=10)"]
+WRONG += ["swath.Collector('CartPole-v1', frame_per_batch=10)", "swath.Colector", "swath.collectors.Colector"]
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)

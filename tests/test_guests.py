@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
@@ -301,6 +303,33 @@ def test_random_actions_and_attributes() -> None:
     (batch,) = collector
     assert len(batch["action"].unique()) == 10
     assert guest.is_closed
+
+
+def fails(tensordict: TensorDict) -> TensorDict:
+    raise PolicyError("not today")
+
+
+@pytest.mark.parametrize("given", ["itself", "in a list", "with a policy that fails"])
+@pytest.mark.parametrize("kind", ["guest", "gymnasium"])
+def test_an_env_that_was_handed_over_outlives_its_collector(kind: str, given: str) -> None:
+    closed: list[bool] = []
+    if kind == "guest":
+        env: Any = Team()
+    else:
+        env = gymnasium.make("CartPole-v1")
+    env.close = lambda *args, **kwargs: closed.append(True)
+    if given == "with a policy that fails":
+        with pytest.raises(PolicyError):
+            Collector(env, fails, frames_per_batch=4)
+    else:
+        collector = Collector([env] if given == "in a list" else env, frames_per_batch=4)
+        next(iter(collector))
+        del collector
+        gc.collect()
+    assert not closed
+    with Collector(env, frames_per_batch=4) as collector:
+        next(iter(collector))
+    assert closed
 
 
 @pytest.mark.parametrize("thing", [3, None, object(), {"env": 1}], ids=["int", "None", "object", "dict"])

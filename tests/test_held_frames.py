@@ -26,6 +26,7 @@ from swath.data import (
 )
 from swath.envs import GymWrapper, SerialEnv
 from swath.modules import RandomPolicy
+from warned import warned_here
 
 
 def buffer(n_steps: int = 3, storage: Any = None, **kwargs: Any) -> ReplayBuffer:
@@ -101,9 +102,9 @@ def test_a_buffer_without_the_transform_says_what_it_leaves_out(tmp_path: Path) 
     rb, plain = buffer(), ReplayBuffer(storage=LazyTensorStorage(1000))
     rb.extend(random_batch(10))
     rb.dumps(tmp_path)
-    with pytest.warns(UserWarning, match="3 frames that a MultiStepTransform held back"):
+    with warned_here(match="3 frames that a MultiStepTransform held back"):
         plain.loads(tmp_path)
-    with pytest.warns(UserWarning, match="Append the same transforms before loading"):
+    with warned_here(match="Append the same transforms before loading"):
         plain.load_state_dict(rb.state_dict())
     assert len(plain) == 7
 

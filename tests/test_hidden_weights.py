@@ -23,6 +23,7 @@ from swath.envs import GymWrapper
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.loads import is_read
 from swath.weight_update.weights import require_findable
+from warned import warned_here
 
 pytestmark = pytest.mark.processes
 
@@ -284,7 +285,7 @@ def test_policies_that_go_round_in_circles_or_are_deep() -> None:
 def test_policies_without_an_end_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swath.weight_update.hidden._MOST_THINGS", 100)
     things = [[number] for number in range(200)]
-    with pytest.warns(RuntimeWarning, match="not all were looked at"):
+    with warned_here(RuntimeWarning, match="not all were looked at"):
         require_findable(lambda observation: things)
 
 

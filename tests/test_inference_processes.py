@@ -293,7 +293,7 @@ def test_a_server_in_its_own_process(transport: str) -> None:
     }
     with server:
         assert server.health()["serving"]
-        with pytest.raises(RuntimeError, match="started before"):
+        with pytest.raises(RuntimeError, match="already running"):
             server.start()
         asked = observed(3)
         policy: Any = make_policy()

@@ -509,7 +509,7 @@ def test_life(recorder: Recorder) -> None:
     assert not server.is_alive
     assert server.start() is server
     assert server.is_alive
-    with pytest.raises(RuntimeError, match="started before"):
+    with pytest.raises(RuntimeError, match="already running"):
         server.start()
     server.shutdown()
     server.shutdown()

@@ -20,7 +20,7 @@ from asking import ask
 from counting import make_counting
 from leaks import wait_until
 from swath.collectors import AsyncBatchedCollector, Collector
-from swath.errors import ServerClosed
+from swath.errors import InferenceError, ServerClosed
 from swath.modules import RandomPolicy
 from swath.modules.inference_server import (
     InferenceClient,
@@ -194,6 +194,31 @@ def test_mp_transport_takes_a_context(method: str) -> None:
         process.join(60)
         assert process.exitcode == 0
         client(observed())
+
+
+@pytest.mark.parametrize("kind", [ThreadingTransport, MPTransport, SlotTransport, SharedMemoryTransport])
+def test_a_transport_may_be_closed_by_its_user_before_and_after_its_server(kind: Any) -> None:
+    transport = kind(REQUEST, ANSWER) if kind is SharedMemoryTransport else kind()
+    with InferenceServer(make_policy(), transport) as server:
+        client = server.client()
+        client(observed())
+    transport.close()
+    with pytest.raises(InferenceError, match="shut down"):
+        client(observed())
+    unused = ThreadingTransport()
+    unused.close()
+    with pytest.raises(ServerClosed, match="was closed"):
+        unused.client()(observed())
+
+
+@pytest.mark.parametrize("kind", [ThreadingTransport, MPTransport, SlotTransport])
+def test_a_transport_that_is_closed_under_its_server_fails_who_waits(kind: Any) -> None:
+    with InferenceServer(make_policy(), transport := kind()) as server:
+        client = server.client()
+        client(observed())
+        transport.close()
+        with pytest.raises(InferenceError):
+            client(observed())
 
 
 REQUEST, ANSWER = TensorDict(observation=torch.zeros(4)), TensorDict(action=torch.zeros(2))
@@ -398,6 +423,16 @@ def test_policy_client_module_sends_the_interaction_type(transport: type) -> Non
         assert "_interaction_type" not in module(asked)
 
 
+@pytest.mark.parametrize("transport", [ThreadingTransport, ListTransport, MPTransport])
+def test_a_request_without_keys_has_as_many_rows_as_its_batch_size(transport: type) -> None:
+    with InferenceServer(SaysItsType(), transport(), max_batch_size=4) as server:
+        client = server.client()
+        assert client(TensorDict(batch_size=[3]))["action"].shape == (3,)
+        assert client(TensorDict())["action"].shape == ()
+        futures = [client.submit(TensorDict(batch_size=[1])) for _ in range(4)]
+        assert [future.result(5)["policy_version"].shape for future in futures] == [(1,)] * 4
+
+
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
@@ -535,7 +570,7 @@ def test_service_backend_process() -> None:
         InferenceServer(make_policy(), service_backend="cloud")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="service_backend_options"):
         InferenceServer(make_policy(), service_backend_options={"startup_timeout": 1})
-    with pytest.raises(TypeError, match="'colour' is no setting"):
+    with pytest.raises(TypeError, match="unknown argument: 'colour'"):
         ProcessInferenceServer(make_policy, colour=1)  # type: ignore[call-arg]
 
 
@@ -596,6 +631,17 @@ class QueueOfWeights:
 
     def push(self, weights: TensorDictBase) -> None:
         self._weights.append(weights)
+
+
+def test_a_thread_whose_request_failed_is_not_busy_any_more() -> None:
+    transport = ThreadingTransport()
+    with InferenceServer(make_policy(), transport) as server:
+        client = server.client()
+        with pytest.raises(KeyError):
+            client(TensorDict())
+        assert client(observed())["action"].shape == (2,)
+        assert not client.is_shared
+        assert transport.num_clients() == 1
 
 
 def test_weight_sync_of_another_kind() -> None:

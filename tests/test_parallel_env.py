@@ -160,7 +160,7 @@ def test_lists_of_factories_and_their_number() -> None:
         ParallelEnv(2, make_counting, num_workers=5)
     with pytest.raises(ValueError, match="pin_memory is not supported"):
         ParallelEnv(2, make_counting, pin_memory=True)
-    with pytest.raises(TypeError, match="unknown argument 'num_worker'"):
+    with pytest.raises(TypeError, match="unknown argument: 'num_worker'"):
         ParallelEnv(2, make_counting, num_worker=1)
     with pytest.raises(TypeError, match="needs a number of envs"):
         ParallelEnv(2)

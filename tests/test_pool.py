@@ -14,7 +14,15 @@ from tensordict import TensorDict
 
 from counting import CountingEnv, assert_consistent, make_counting, plain_loop
 from policies_for_tests import deterministic
-from swath.envs import AsyncEnvPool, GymWrapper, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool, next_seed
+from swath.envs import (
+    AsyncEnvPool,
+    GymEnv,
+    GymWrapper,
+    ProcessorAsyncEnvPool,
+    SerialEnv,
+    ThreadingAsyncEnvPool,
+    next_seed,
+)
 from swath.errors import EnvBusy, EnvClosed, NothingSent, WorkerDied
 from swath.testing import check_env
 
@@ -207,3 +215,11 @@ def test_a_killed_process() -> None:
         with pytest.raises(WorkerDied, match=r"worker 1 .* was killed by SIGKILL"):
             pool.async_step_recv(min_get=2)
         assert time.monotonic() - started < 2
+
+
+def test_sizes_and_shutdown() -> None:
+    pool = AsyncEnvPool([lambda: SerialEnv(3, lambda: GymEnv("CartPole-v1"))] * 2, backend="threading")
+    assert pool.env_batch_sizes == [torch.Size([3])] * 2
+    assert (pool.shape, pool.numel()) == (torch.Size([2, 3]), 6)
+    pool.shutdown()
+    assert pool.is_closed

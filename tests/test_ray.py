@@ -11,10 +11,12 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from counting import assert_consistent, make_counting
 from leaks import wait_until, warned
@@ -26,6 +28,7 @@ from swath.errors import BackgroundFailed, NodeLost
 from swath.weight_update import RayWeightSyncScheme
 from test_contract import Kind, all_on_nodes, check_contract
 from test_distributed import FailingEnv, check_that_stats_notice_a_loss, is_gone, pids, take
+from warned import warned_here
 
 ray: Any = importlib.import_module("ray") if importlib.util.find_spec("ray") else None
 pytestmark = [
@@ -103,11 +106,11 @@ def test_a_killed_actor(sync: bool) -> None:
         batches, got = iter(collector), []
         got += take(batches, random.Random(sync).randrange(3, 8))
         os.kill(pids(collector)[1], signal.SIGKILL)
-        with pytest.warns(UserWarning, match="started again"):
+        with warned_here(match="started again"):
             got += take_while(lambda: collector.stats()["nodes"][1]["restarts"] == 0, batches)
         assert all((batch["policy_version"] == 1).all() for batch in got)
         os.kill(pids(collector)[1], signal.SIGKILL)
-        with pytest.warns(UserWarning, match="goes on with 1 of 2"):
+        with warned_here(match="goes on with 1 of 2"):
             got += list(batches)
         assert sum(batch.numel() for batch in got) == 8000
         assert got[-2]["collector", "worker"].unique().tolist() == [0]
@@ -127,7 +130,9 @@ def test_stats_say_which_node_is_lost() -> None:
 def test_errors_keep_their_type() -> None:
     with make() as collector:
         os.kill(pids(collector)[0], signal.SIGKILL)
-        with pytest.raises(NodeLost, match=r"node 0 \(.*, pid \d+\) was lost"):
+        with pytest.raises(
+            NodeLost, match=r"node 0 \(.*, pid \d+\) was lost.*Ray's folder \(/tmp/ray/session_latest/logs"
+        ):
             take(iter(collector), 100)
     with (
         RayCollector([make_counting, FailingEnv], frames_per_batch=20, remote_configs=SMALL) as collector,
@@ -170,6 +175,22 @@ def test_arguments() -> None:
         assert collector.getattr_env("action_spec") is not None
     with pytest.raises(NodeLost, match="did not start within"):
         make(remote_configs={"num_cpus": 64}, start_timeout_s=3)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_frames_of_a_buffer_in_ray_are_changed_in_place() -> None:
+    buffer = RayReplayBuffer(storage=lambda: LazyTensorStorage(8), batch_size=4)
+    try:
+        buffer.extend(TensorDict(x=torch.arange(4), batch_size=4))
+        buffer[1] = TensorDict(x=torch.tensor(30))
+        assert buffer[:]["x"].tolist() == [0, 30, 2, 3]
+        buffer[torch.tensor([0, 3])] = TensorDict(x=torch.tensor([10, 40]), batch_size=2)
+        assert buffer[:]["x"].tolist() == [10, 30, 2, 40]
+        with pytest.raises(IndexError):
+            buffer[7] = TensorDict(x=torch.tensor(1))
+        assert buffer.write_count == 4
+    finally:
+        buffer.close()
 
 
 def contents(buffer: RayReplayBuffer) -> Any:
@@ -243,7 +264,7 @@ def test_in_the_background_with_slices_and_a_kill() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_buffer_in_ray_by_itself() -> None:
+def test_buffer_in_ray_by_itself(tmp_path: Path) -> None:
     from tensordict import TensorDict
 
     buffer = RayReplayBuffer(
@@ -260,6 +281,14 @@ def test_buffer_in_ray_by_itself() -> None:
     assert data.shape == (5,)
     assert "index" in info
     state = buffer.state_dict()
+    buffer.save(tmp_path / "saved")
+    written = buffer.write_count
+    assert buffer.can_sample(1)
+    buffer.empty(empty_write_count=False)
+    assert not buffer.can_sample(1)
+    assert (len(buffer), buffer.write_count) == (0, written)
+    buffer.load(tmp_path / "saved")
+    assert buffer.can_sample(1)
     buffer.empty()
     assert len(buffer) == 0
     buffer.load_state_dict(state)
@@ -281,7 +310,7 @@ def test_a_cluster_of_two_nodes_loses_one(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         # Whether it has tokens depends on whether this process has started Ray before.
         monkeypatch.setattr("swath.integrations.ray.has_token_authentication", lambda: False)
-        with pytest.warns(UserWarning, match="takes orders from whoever reaches it"):
+        with warned_here(match="takes orders from whoever reaches it"):
             collector = RayCollector(
                 [make_counting] * 2,
                 deterministic(),
@@ -295,7 +324,7 @@ def test_a_cluster_of_two_nodes_loses_one(monkeypatch: pytest.MonkeyPatch) -> No
             batches = iter(collector)
             got = take(batches, 6)
             cluster.remove_node(other, allow_graceful=False)
-            with pytest.warns(UserWarning, match="goes on with 1 of 2"):
+            with warned_here(match="goes on with 1 of 2"):
                 got += take_while(lambda: collector.num_nodes == 2, batches)
             rest = take(batches, 20)
             assert {int(batch["collector", "worker"].max()) for batch in rest} == {0}

@@ -17,6 +17,7 @@ from swath.collectors.distributed import RPCCollector
 from swath.errors import NodeLost
 from test_contract import Kind, all_on_nodes, check_contract
 from test_distributed import check_that_stats_notice_a_loss, is_gone, named, pids, take
+from warned import warned_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("rpc"), pytest.mark.usefixtures("rpc_agent")]
 
@@ -52,7 +53,7 @@ def test_a_killed_worker(sync: bool) -> None:
         batches = iter(collector)
         got = take(batches, 3)
         os.kill(pids(collector)[0], signal.SIGKILL)
-        with pytest.warns(UserWarning, match="goes on with 1 of 2"):
+        with warned_here(match="goes on with 1 of 2"):
             got += list(batches)
         assert sum(batch.numel() for batch in got) == 3000
         assert_consistent(got)
@@ -99,7 +100,7 @@ def test_gpus_are_shared_out() -> None:
 
 def test_an_open_address_warns() -> None:
     with (
-        pytest.warns(UserWarning, match="torch RPC runs whatever it is sent"),
+        warned_here(match="torch RPC runs whatever it is sent"),
         pytest.raises(ValueError, match="give tcp_port="),
     ):
         make(address="192.0.2.9")

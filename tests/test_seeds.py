@@ -158,6 +158,7 @@ def test_quick_example() -> None:
         shapes.append(names["data"].shape)
         return True
 
+    # (It points at a line of the document, which is no file.)
     with pytest.warns(DeprecationWarning, match="SyncDataCollector is now called Collector") as told:
         # The condition is a call, so that every batch is seen.
         names = run(

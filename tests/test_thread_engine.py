@@ -16,6 +16,7 @@ from swath.errors import NodeLost
 from test_contract import Kind, all_on_nodes, check_contract
 from test_distributed import take
 from thread_engine import ThreadCollector
+from warned import warned_here
 
 pytestmark = [pytest.mark.processes]
 
@@ -55,7 +56,7 @@ def test_a_node_that_is_lost(sync: bool) -> None:
             batches = iter(collector)
             got = take(batches, 3)
             collector._engine.nodes[0].lose("a cable")
-            with pytest.warns(UserWarning, match=told):
+            with warned_here(match=told):
                 got += list(batches)
             assert sum(batch.numel() for batch in got) == 600
             assert_consistent(got)
@@ -71,7 +72,7 @@ def test_a_restarted_node_has_the_newest_weights() -> None:
                 parameter.zero_()
         collector.update_policy_weights_()
         collector._engine.nodes[0].lose("a cable")
-        with pytest.warns(UserWarning, match="It was started again"):
+        with warned_here(match="It was started again"):
             got = take(batches, 3)
         assert not any(batch["action"].any() for batch in got)
 

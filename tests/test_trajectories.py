@@ -56,6 +56,7 @@ def test_what_was_not_collected_is_left_out() -> None:
     assert rows_of(split) == [[0, 1], [4], [5, 6]]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own, once in a process
 def test_nested() -> None:
     split: Any = split_trajectories(frames([[0, 0, 1]]), as_nested=True)
     assert [row.tolist() for row in split["x"].unbind()] == [[0, 1], [2]]

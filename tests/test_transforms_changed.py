@@ -41,6 +41,7 @@ from swath.envs import (
 )
 from swath.errors import EnvDataError, EnvError
 from transform_envs import FloatsEnv
+from warned import warned_here
 
 
 def cart_pole() -> Any:
@@ -292,7 +293,7 @@ def test_one_whose_results_shrink() -> None:
 @pytest.mark.parametrize("kind", [VecNorm, VecNormV2])
 def test_frozen_before_anything_was_seen(kind: Any) -> None:
     env = TransformedEnv(cart_pole(), kind(in_keys=["observation"]).freeze())
-    with pytest.warns(UserWarning, match="nothing was seen yet of 'observation', and it is frozen"):
+    with warned_here(match="nothing was seen yet of 'observation', and it is frozen"):
         env.rollout(2)
 
 

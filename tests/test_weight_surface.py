@@ -11,8 +11,9 @@ from torch import nn
 
 from counting import make_counting
 from swath.collectors import Collector, MultiCollector
-from swath.collectors.distributed import DistributedWeightUpdater, RPCWeightUpdater
+from swath.collectors.distributed import DistributedCollector, DistributedWeightUpdater, RPCWeightUpdater
 from swath.collectors.weight_update import RayWeightUpdater
+from swath.errors import WeightSyncError
 from swath.modules import InferenceServer, ProcessInferenceServer
 from swath.weight_update import (
     DistributedWeightSyncScheme,
@@ -122,6 +123,42 @@ def test_extra_state_travels_to_a_server_in_its_own_process() -> None:
     with ProcessInferenceServer(Holder) as server:
         server.update_policy_weights_(changed(Holder()))
         assert server.client()(TensorDict(observation=torch.zeros(1)))["action"][0].item() == 30.75
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+def test_extra_state_travels_to_nodes(workers: int) -> None:
+    policy = Holder()
+    with DistributedCollector(
+        [make_counting] * 2, policy, frames_per_batch=8, sync=True, num_workers_per_collector=workers
+    ) as collector:
+        assert set(next(iter(collector))["action"][..., 0].unique().tolist()) == {10.0}
+        changed(policy)
+        collector.update_policy_weights_()
+        next(iter(collector))  # some of which may have been under way
+        assert set(next(iter(collector))["action"][..., 0].unique().tolist()) == {30.75}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_weight_sync_of_a_server_in_its_own_process(kind: type[WeightSyncScheme]) -> None:
+    policy, scheme = Holder(), kind(timeout_s=30)
+    scheme.init_on_sender(model=policy, num_workers=1)
+    with ProcessInferenceServer(Holder, weight_sync=scheme.for_worker(0)) as server:
+        scheme.started(0)
+        scheme.connect()
+        client = server.client()
+        assert client(TensorDict(observation=torch.zeros(1)))["action"][0].item() == 10
+        changed(policy)
+        scheme.send()
+        answer = client(TensorDict(observation=torch.zeros(1)))
+        assert answer["action"][0].item() == 30.75
+        with pytest.raises(KeyError, match="do not fit"):
+            scheme.send({"colour": torch.ones(1)})
+        assert client(TensorDict(observation=torch.zeros(1)))["action"][0].item() == 30.75
+    with pytest.raises(WeightSyncError, match="worker 0 is gone"):
+        scheme.send()
+    scheme.shutdown()
 
 
 class Unsendable(WithExtraState):

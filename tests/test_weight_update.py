@@ -41,6 +41,7 @@ from swath.weight_update import (
     WeightStrategy,
     WeightSyncScheme,
 )
+from warned import warned_here
 
 pytestmark = pytest.mark.processes
 SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
@@ -543,7 +544,7 @@ def test_updaters() -> None:
 
 
 def test_subclassing_an_updater_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="WeightSyncScheme"):
+    with warned_here(DeprecationWarning, match="WeightSyncScheme"):
         type("Mine", (WeightUpdaterBase,), {})
 
 

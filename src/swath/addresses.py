@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import warnings
+
+from swath.warn import warn_user
 
 LOOPBACK = "127.0.0.1"
 
@@ -27,10 +28,7 @@ def resolve(address: str) -> str:
 
 def warn_if_open(address: str, secret: str | None, who: str, advice: str) -> None:
     if not is_loopback(address) and not secret:
-        warnings.warn(
-            f"{who} listens on {address}, and whoever reaches it can take part: {advice}",
-            stacklevel=2,
-        )
+        warn_user(f"{who} listens on {address}, and whoever reaches it can take part: {advice}")
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -37,7 +37,9 @@ An exception that a user's env or policy raises is not wrapped: it keeps its typ
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 from contextlib import suppress
 
 __all__ = [
@@ -228,6 +230,16 @@ def notes_of(error: BaseException) -> list[str]:
     """Those that are notes."""
     notes = getattr(error, "__notes__", None)
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A clause that names the known names most like ``name``, or says otherwise.
+
+    >>> did_you_mean("make_polcy", ["make_policy", "torch"])
+    "; did you mean 'make_policy'?"
+    """
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 def add_note(error: BaseException, note: str) -> None:

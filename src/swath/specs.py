@@ -179,7 +179,23 @@ class Bounded(Spec):
         return bool((array >= self.low).all() and (array <= self.high).all())
 
 
-class Categorical(Spec):
+class _Choice(Spec):
+    """One or several choices; in the encoding that they have already, they stay as they are."""
+
+    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        return _as_asked(self, val, safe)
+
+    def to_one_hot_spec(self) -> _Choice:
+        return self
+
+    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        return _as_asked(self, val, safe)
+
+    def to_categorical_spec(self) -> _Choice:
+        return self
+
+
+class Categorical(_Choice):
     """An integer in ``[0, n)``; with ``n=2`` and ``dtype=torch.bool``, a flag."""
 
     def __init__(
@@ -212,12 +228,6 @@ class Categorical(Spec):
     def to_one_hot_spec(self) -> OneHot:
         return OneHot(self.n, (*self.shape, self.n), torch.bool, self.device)
 
-    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        return _as_asked(self, val, safe)
-
-    def to_categorical_spec(self) -> Categorical:
-        return self
-
 
 class Binary(Categorical):
     """A vector of zeros and ones."""
@@ -232,7 +242,7 @@ class Binary(Categorical):
         super().__init__(2, (n,) if shape is None else shape, dtype, device)
 
 
-class OneHot(Spec):
+class OneHot(_Choice):
     """A choice among ``n`` as a vector with a single one."""
 
     def __init__(
@@ -266,12 +276,6 @@ class OneHot(Spec):
     def to_categorical_spec(self) -> Categorical:
         return Categorical(self.n, self.shape[:-1], torch.int64, self.device)
 
-    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        return _as_asked(self, val, safe)
-
-    def to_one_hot_spec(self) -> OneHot:
-        return self
-
     def _values_ok(self, value: torch.Tensor) -> bool:
         return bool((value.sum(-1) == 1).all() and ((value == 0) | (value == 1)).all())
 
@@ -287,8 +291,8 @@ def masked_rand(spec: OneHot | Categorical, mask: torch.Tensor) -> torch.Tensor:
     return spec.encode(choice) if isinstance(spec, OneHot) else choice.to(spec.dtype)
 
 
-class MultiCategorical(Spec):
-    """Several integers, the i-th in ``[0, nvec[i])``."""
+class _SeveralChoices(_Choice):
+    """Several, the i-th among ``nvec[i]``."""
 
     def __init__(
         self,
@@ -298,10 +302,20 @@ class MultiCategorical(Spec):
         device: torch.device | str | None = None,
     ) -> None:
         self.nvec = np.asarray(nvec, dtype=np.int64)
-        super().__init__(self.nvec.shape if shape is None else shape, dtype, device)
+        super().__init__(self._size_of_one() if shape is None else shape, dtype, device)
 
     def _values(self) -> tuple[Any, ...]:
         return (self.nvec,)
+
+    def _size_of_one(self) -> Sequence[int]:
+        raise NotImplementedError
+
+
+class MultiCategorical(_SeveralChoices):
+    """Several integers, the i-th in ``[0, nvec[i])``."""
+
+    def _size_of_one(self) -> Sequence[int]:
+        return self.nvec.shape
 
     def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
         nvec = torch.as_tensor(self.nvec)
@@ -319,28 +333,12 @@ class MultiCategorical(Spec):
     def to_one_hot_spec(self) -> MultiOneHot:
         return MultiOneHot(self.nvec, (*self.shape[:-1], int(self.nvec.sum())), torch.bool, self.device)
 
-    def to_categorical(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        return _as_asked(self, val, safe)
 
-    def to_categorical_spec(self) -> MultiCategorical:
-        return self
-
-
-class MultiOneHot(Spec):
+class MultiOneHot(_SeveralChoices):
     """Several choices, each one-hot, one after the other in the last dimension."""
 
-    def __init__(
-        self,
-        nvec: Sequence[int] | np.ndarray,
-        shape: int | Sequence[int] | None = None,
-        dtype: torch.dtype = torch.int64,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.nvec = np.asarray(nvec, dtype=np.int64)
-        super().__init__((int(self.nvec.sum()),) if shape is None else shape, dtype, device)
-
-    def _values(self) -> tuple[Any, ...]:
-        return (self.nvec,)
+    def _size_of_one(self) -> Sequence[int]:
+        return (int(self.nvec.sum()),)
 
     def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
         lead = (*shape, *self.shape[:-1])
@@ -356,12 +354,6 @@ class MultiOneHot(Spec):
 
     def to_categorical_spec(self) -> MultiCategorical:
         return MultiCategorical(self.nvec, (*self.shape[:-1], len(self.nvec)), torch.int64, self.device)
-
-    def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        return _as_asked(self, val, safe)
-
-    def to_one_hot_spec(self) -> MultiOneHot:
-        return self
 
 
 def _as_asked(spec: Spec, value: torch.Tensor, safe: bool | None) -> torch.Tensor:

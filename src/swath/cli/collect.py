@@ -20,6 +20,7 @@ from swath.cli.options import CollectOptions
 from swath.cli.policy import import_from_here, split_name
 from swath.cli.progress import Meter, Screen, WorkersMeter, make_screen
 from swath.cli.stopping import StopRequest
+from swath.cli.streams import reader_may_leave
 from swath.cli.target import Target, flush, folder_size
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class _Session:
             saved = {"out": options.out, "bytes": num_bytes} if outcome.frames else {"out": None, "bytes": 0}
             self._print_json({**outcome.as_dict(), **saved, "exit_code": outcome.exit_code})
         elif not options.quiet and outcome.frames:
-            with _reader_may_leave(self._stdout):
+            with reader_may_leave(self._stdout):
                 print_summary(self._stdout, options, outcome, num_bytes, frames_per_batch)
 
     # -- what ends without an outcome ------------------------------------------------------------------------------
@@ -251,22 +252,12 @@ class _Session:
         self._print_json({"complete": False, "error": error, "frames": self._frames, "out": out, "exit_code": code})
 
     def _print_json(self, result: dict[str, Any]) -> None:
-        with _reader_may_leave(self._stdout):
+        with reader_may_leave(self._stdout):
             print(json.dumps({**self._options.identity(), **result}, allow_nan=False), file=self._stdout)
 
 
 def _say(line: str) -> None:
     print(f"swath: {line}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _reader_may_leave(stream: TextIO) -> Iterator[None]:
-    """Whoever reads our output may stop (``swath collect … | head -1``): the data are saved, nobody need be told."""
-    try:
-        yield
-        stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains when it flushes at exit
 
 
 @contextlib.contextmanager

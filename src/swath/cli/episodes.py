@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
+from swath.data.episodes import RECENT, EpisodeTally, News
 from swath.dataset_format import EPISODE_COLUMNS
 from swath.disk import write_all
-
-RECENT = 100
 
 
 @dataclass
@@ -76,7 +75,7 @@ class EpisodeStatistics:
 
 
 @dataclass(frozen=True)
-class Ended:
+class _Row:
     """An episode that ended, or was under way at the end; ``start`` is counted within its env."""
 
     env: int
@@ -87,18 +86,19 @@ class Ended:
     terminated: bool = False
     truncated: bool = False
 
+    def as_csv(self, offsets: np.ndarray) -> list[Any]:
+        flags = ["true" if flag else "false" for flag in (self.terminated, self.truncated)]
+        return [self.env, self.traj_id, int(offsets[self.env]) + self.start, self.length, self.episode_return, *flags]
+
 
 @dataclass(frozen=True)
 class _News:
     """What some steps of envs that follow each other bring; nothing is counted before it is accepted."""
 
+    found: News
     envs: slice
     num_steps: int
-    ended: list[Ended]
-    # Of each env's episode that is under way then:
-    starts: np.ndarray
-    returns: np.ndarray
-    traj_ids: np.ndarray
+    ended: list[_Row]
 
 
 class EpisodeLog:
@@ -115,72 +115,48 @@ class EpisodeLog:
         self._file = io.FileIO(path, "w")
         #: Of the file; what is behind it does not count.
         self.num_bytes = write_all(self._file, _as_csv([list(EPISODE_COLUMNS)]), 0)
-        # Of each env's episode under way:
-        self._starts = np.zeros(len(offsets), dtype=np.int64)
-        self._returns = np.zeros(len(offsets))
-        self._traj_ids = np.zeros(len(offsets), dtype=np.int64)
+        self._tally = EpisodeTally()
         self._steps = np.zeros(len(offsets), dtype=np.int64)
         self.statistics = EpisodeStatistics()
 
     def look(self, batch: TensorDictBase, first_env: int = 0) -> _News:
         """At the next steps ``[envs, steps]`` of some envs that follow each other."""
         num_envs, num_steps = batch.shape
-        envs = slice(first_env, first_env + num_envs)
-        outcome = batch.get("next")
-        rewards = outcome.get("reward").reshape(num_envs, num_steps, -1).double().sum(-1).numpy()
-        terminated = _flags(outcome.get("terminated"))
-        done = _flags(outcome.get("done"))
-        truncated = _flags(outcome.get("truncated")) if "truncated" in outcome.keys() else done & ~terminated  # noqa: SIM118
-        traj_ids = batch.get(("collector", "traj_ids")).numpy()
-        first = np.zeros(num_envs, dtype=np.int64)
-        starts, returns, before = self._starts[envs].copy(), self._returns[envs].copy(), self._steps[envs]
-        ended = []
-        for step, row in np.argwhere(done.T).tolist():  # in the order of time
-            episode_return = float(returns[row] + rewards[row, first[row] : step + 1].sum())
-            start, end = int(starts[row]), int(before[row]) + step + 1
-            flags = bool(terminated[row, step]), bool(truncated[row, step])
-            ended.append(Ended(first_env + row, int(traj_ids[row, step]), start, end - start, episode_return, *flags))
-            returns[row], starts[row], first[row] = 0.0, end, step + 1
-        for row in range(num_envs):
-            returns[row] += rewards[row, first[row] :].sum()
-        return _News(envs, num_steps, ended, starts, returns, traj_ids[:, -1])
+        found = self._tally.look(batch, np.arange(first_env, first_env + num_envs))
+        ended = found.ended
+        starts = self._steps[ended.envs] + ended.last_steps + 1 - ended.lengths
+        columns = ended.envs, ended.traj_ids, starts, ended.lengths, ended.returns(), ended.terminated, ended.truncated
+        rows = [_Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        return _News(found, slice(first_env, first_env + num_envs), num_steps, rows)
 
     def write(self, news: _News) -> int:
         """Write rows behind those that count; how long the file is then."""
-        rows = _as_csv([_row(episode, self._offsets) for episode in news.ended])
+        rows = _as_csv([episode.as_csv(self._offsets) for episode in news.ended])
         return self.num_bytes + write_all(self._file, rows, self.num_bytes)
 
     def accept(self, news: _News, num_bytes: int) -> None:
         """From now on it counts."""
         self.num_bytes = num_bytes
-        self._starts[news.envs], self._returns[news.envs] = news.starts, news.returns
-        self._traj_ids[news.envs] = news.traj_ids
+        self._tally.accept(news.found)
         self._steps[news.envs] += news.num_steps
         for episode in news.ended:
             self.statistics.add(episode.episode_return, episode.length)
-        self.statistics.frames += len(news.starts) * news.num_steps
+        self.statistics.frames += (news.envs.stop - news.envs.start) * news.num_steps
 
     def close(self) -> None:
         self._file.close()
-        self.statistics.unfinished = int((self._steps > self._starts).sum())
+        self.statistics.unfinished = len(self._tally.under_way())
 
     def put_together(self, path: Path, offsets: np.ndarray) -> None:
         """All rows, with the episodes under way; ``offsets`` are where the frames of each env start after all."""
         rows = self._path.read_bytes()[: self.num_bytes]
         if not np.array_equal(offsets, self._offsets):
             rows = _moved(rows, offsets - self._offsets)
-        lengths = self._steps - self._starts
-        under_way = [
-            Ended(env, int(self._traj_ids[env]), int(self._starts[env]), int(lengths[env]), float(self._returns[env]))
-            for env in np.flatnonzero(lengths).tolist()
-        ]
-        path.write_bytes(rows + _as_csv([_row(episode, offsets) for episode in under_way]))
-
-
-def _row(episode: Ended, offsets: np.ndarray) -> list[Any]:
-    flags = ["true" if flag else "false" for flag in (episode.terminated, episode.truncated)]
-    start = int(offsets[episode.env]) + episode.start
-    return [episode.env, episode.traj_id, start, episode.length, episode.episode_return, *flags]
+        rest = self._tally.under_way()
+        starts = self._steps[rest.envs] - rest.lengths
+        columns = rest.envs, rest.traj_ids, starts, rest.lengths, rest.returns()
+        under_way = [_Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        path.write_bytes(rows + _as_csv([episode.as_csv(offsets) for episode in under_way]))
 
 
 def _as_csv(rows: list[list[Any]]) -> bytes:
@@ -196,7 +172,3 @@ def _moved(rows: bytes, by: np.ndarray) -> bytes:
     for row in others:
         row[start] = str(int(row[start]) + int(by[int(row[env])]))
     return _as_csv([header, *others])
-
-
-def _flags(flag: Any) -> np.ndarray:
-    return flag.reshape(flag.shape[0], flag.shape[1], -1).any(-1).numpy()

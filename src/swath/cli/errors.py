@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 
 from swath.errors import UnsupportedPlatform, message_of, notes_of
 
@@ -20,18 +18,19 @@ _OPTIONS = {
 }
 
 
+#: Packages, and the extras of swath that install them.
+EXTRAS = {
+    **{name: name for name in ("envpool", "mujoco", "pettingzoo", "ray", "submitit", "torchrl")},
+    "ale_py": "atari",
+    "dm_control": "dm-control",
+    "shimmy": "dm-control",
+    "mpe2": "pettingzoo",
+    "pygame": "classic-control",
+}
+
+
 class UsageError(Exception):
     """The command cannot be run as it was given."""
-
-
-def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """A clause that names the known names most like ``name``, or nothing.
-
-    >>> nearest("make_polcy", ["make_policy", "torch"])
-    "; did you mean 'make_policy'?"
-    """
-    near = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def describe(error: BaseException) -> list[str]:
@@ -76,14 +75,16 @@ def explain_setup(error: Exception, env_id: str) -> tuple[list[str], int]:
     if isinstance(error, ImportError) and (module := missing_module(error)):
         if module == env_id.partition(":")[0]:
             return [f"{env_id}: there is no module {module!r}, neither here nor installed"], USAGE
-        return [f"{env_id} needs {module!r}, which is not installed: pip install {module}"], USAGE
+        extra = EXTRAS.get(module)
+        what = module if extra is None else f'"swath[{extra}]"'
+        return [f"{env_id} needs {module!r}, which is not installed: pip install {what}"], USAGE
     try:
         from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
         from gymnasium.error import Error as GymError
     except ImportError:
         return describe(error), FAILED
     if isinstance(error, DependencyNotInstalled):
-        return [f"{env_id}: {error}"], USAGE
+        return [str(error) if env_id in str(error) else f"{env_id}: {error}"], USAGE
     if isinstance(error, UnregisteredEnv):
         return _unknown_env(error, env_id), USAGE
     if isinstance(error, GymError):

@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn
 
 from swath import __version__
+from swath.cli.doctor import EPILOG
 from swath.cli.errors import USAGE
 from swath.cli.options import EXAMPLES, CollectOptions, add_collect_arguments
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="swath", description="Collects reinforcement-learning data.", allow_abbrev=False
-    )
+class Parser(argparse.ArgumentParser):
+    """Whose errors say what was probably meant."""
+
+    #: What other programs call an option.
+    _GUESSES: ClassVar = {
+        **dict.fromkeys(["--num-envs", "--n-envs", "--num_envs", "--n_envs"], "--envs"),
+        **dict.fromkeys(["--num-workers", "--n-workers", "--num_workers", "--processes", "--jobs"], "--workers"),
+        **dict.fromkeys(["--steps", "--timesteps", "--total-timesteps", "--total-frames", "--num-frames"], "--frames"),
+        **dict.fromkeys(["--max-steps", "--max-episode-steps", "--time-limit"], "--max-frames-per-traj"),
+        **dict.fromkeys(["--output", "--out-dir", "--output-dir", "--dir", "--save"], "--out"),
+        **dict.fromkeys(["--batch-size", "--n-steps", "--num-steps"], "--frames-per-batch"),
+        **dict.fromkeys(["--force", "--exist-ok"], "--overwrite"),
+        **dict.fromkeys(["--agent", "--model", "--actor"], "--policy"),
+        **dict.fromkeys(["--env", "--env-id", "--gym-id", "--task"], "ENV, the first word, without a name before it"),
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
+        self._given: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        known = re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help())
+        hints = []
+        for option in [word.partition("=")[0] for word in self._given if word.startswith("--")]:
+            if option in known:
+                continue
+            near = [self._GUESSES[option]] if option in self._GUESSES else difflib.get_close_matches(option, known, n=1)
+            hints += [f"{option}: did you mean {name}?" for name in near]
+        if message.startswith("argument COMMAND") and self._given:
+            asked = next((word for word in self._given if not word.startswith("-")), "")
+            near = difflib.get_close_matches(asked, ["collect", "node", "doctor"], n=1)
+            hints += [f"did you mean swath {name}?" for name in near]
+        super().error("\n".join([message, *hints]))
+
+
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of the commands."""
+    parser = Parser(prog="swath", description="Collects reinforcement-learning data.")
     parser.add_argument("--version", action="version", version=f"swath {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     collect = commands.add_parser(
@@ -24,7 +66,6 @@ def make_parser() -> argparse.ArgumentParser:
         usage="swath collect ENV --frames N --out DIR [options]",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_collect_arguments(collect)
     node = commands.add_parser(
@@ -32,18 +73,28 @@ def make_parser() -> argparse.ArgumentParser:
         help="be a node of a DistributedCollector that has launcher='folder'",
         description="Wait for a collector's ticket in a folder that both machines see, and collect for it. The ticket "
         "is a pickle, so folder and ticket must be yours, and nobody else may be able to write to them.",
-        allow_abbrev=False,
     )
     node.add_argument("folder", metavar="FOLDER", help="folder= of the collector")
     node.add_argument("number", metavar="NUMBER", type=int, help="which node to be, counted from 0")
     node.add_argument("--wait", metavar="SECONDS", type=float, help="for the ticket; for ever by default")
-    return parser
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what is wrong with this machine and set-up, and how to mend it",
+        description="Look at the machine and the set-up: cores, memory, limits, versions, GPUs, Ray; and start a "
+        "worker. What it prints can be pasted into an issue.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON object on stdout, with all facts")
+    return parser, {"collect": collect, "node": node, "doctor": doctor}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
+    parser, commands = make_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return USAGE
@@ -53,7 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(arguments.folder, arguments.number, arguments.wait)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without "·" must not end a collection
+            stream.reconfigure(errors="replace")  # a terminal without "·" must not end a command
+    if arguments.command == "doctor":
+        from swath.cli.doctor.command import examine
+
+        return examine(as_json=arguments.json)
     from swath.cli.collect import collect
 
     return collect(CollectOptions.from_arguments(arguments))

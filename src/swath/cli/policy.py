@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from swath.cli.errors import UsageError, missing_module, nearest
+from swath.cli.errors import UsageError, missing_module
+from swath.errors import did_you_mean
 
 
 def import_from_here() -> None:
@@ -37,7 +38,7 @@ def find_factory(name: str) -> Callable[..., Any]:
             found = getattr(found, part)
         except AttributeError:
             public = [known for known in vars(found) if not known.startswith("_")]
-            hint = nearest(part, public)
+            hint = did_you_mean(part, public)
             raise UsageError(f"--policy {name}: {module_name} has no {part!r}{hint}") from None
     if not callable(found) or _is_module_instance(found):
         raise UsageError(
@@ -60,7 +61,7 @@ def _import(module_name: str, name: str) -> Any:
                 f"--policy {name}: {module_name} imports {missing!r}, which is not installed: pip install {package}"
             ) from error
         parent = missing.rpartition(".")[0]
-        hint = nearest(missing, _siblings(parent))
+        hint = did_you_mean(missing, _siblings(parent))
         raise UsageError(
             f"--policy {name}: there is no module {missing!r}, neither here nor installed{hint}"
         ) from error

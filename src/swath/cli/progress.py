@@ -209,9 +209,9 @@ class LiveScreen(Screen):
         def line(text: str, style: str = "") -> Text:
             return Text(text, style, no_wrap=True, overflow="ellipsis")
 
-        title = line(f"{self.title()} → {self._options.out}", "bold")
+        title = [line(self.title(), "bold"), Text(f"→ {self._options.out}", "bold", overflow="fold")]
         if self._meter is None:
-            return Group(title, self._spinner)
+            return Group(*title, self._spinner)
         moment = self._meter.read()
         total = f"{self._options.frames:,}"
         bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
@@ -225,7 +225,7 @@ class LiveScreen(Screen):
             f"{show_eta(moment):>9}",
         )
         rate = f"{moment.fps_now:,.0f} frames/s now, {moment.fps_overall:,.0f} overall"
-        lines = [title, bar, line(rate), line(show_episodes(moment))]
+        lines = [*title, bar, line(rate), line(show_episodes(moment))]
         if moment.workers:
             lines.append(worker_table(moment.workers))
         if moment.stopping:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -40,7 +41,13 @@ class Target:
             raise self._not_there(error) from error
 
     def _not_there(self, error: OSError) -> UsageError:
-        return UsageError(f"--out {self.given}: cannot write there: {error.strerror}")
+        parent = self._existing_parent()
+        what = "no permission" if error.errno in (errno.EACCES, errno.EPERM) else error.strerror
+        if error.errno == errno.ENOENT:  # as /proc says it
+            what = "that is no place for files"
+        return UsageError(
+            f"--out {self.given}: cannot write there: no folder can be made in {parent}: {what}; choose another place"
+        )
 
     def _check_replaceable(self) -> None:
         if not self.overwrite:

@@ -1,6 +1,6 @@
 """Collectors: policies run in envs, experience comes out in batches."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swath.collectors.base import BaseCollector
 from swath.collectors.batched import AsyncBatchedCollector
@@ -18,6 +18,7 @@ from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.profiling import ProfileConfig
 from swath.collectors.single import Collector
+from swath.collectors.tracing import Trace
 from swath.data.trajectories import split_trajectories
 from swath.modules.random_policy import RandomPolicy
 from swath.weight_update.updaters import (
@@ -27,6 +28,11 @@ from swath.weight_update.updaters import (
     VanillaWeightUpdater,
     WeightUpdaterBase,
 )
+
+if TYPE_CHECKING:
+    from swath.collectors.distributed import DistributedDataCollector as DistributedDataCollector
+    from swath.collectors.distributed import DistributedSyncDataCollector as DistributedSyncDataCollector
+    from swath.collectors.distributed import RPCDataCollector as RPCDataCollector
 
 __all__ = [
     "AsyncBatchedCollector",
@@ -46,6 +52,7 @@ __all__ = [
     "RayWeightUpdater",
     "RemoteModuleWeightUpdater",
     "SyncDataCollector",
+    "Trace",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
     "_MultiDataCollector",
@@ -53,11 +60,12 @@ __all__ = [
     "split_trajectories",
 ]
 
+if not TYPE_CHECKING:  # for whom every name would be one of ours
 
-def __getattr__(name: str) -> Any:
-    # They are of ``swath.collectors.distributed``, which is imported by those who use it only.
-    if name in ("DistributedDataCollector", "DistributedSyncDataCollector", "RPCDataCollector"):
-        from swath.collectors import distributed
+    def __getattr__(name: str) -> Any:
+        # They are of ``swath.collectors.distributed``, which is imported by those who use it only.
+        if name in ("DistributedDataCollector", "DistributedSyncDataCollector", "RPCDataCollector"):
+            from swath.collectors import distributed
 
-        return getattr(distributed, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return getattr(distributed, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

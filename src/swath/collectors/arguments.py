@@ -37,9 +37,19 @@ def prepare_for_limit(env: EnvBase) -> None:
 
 
 def make_assembler(
-    trajs_per_batch: int | None, traj_format: str | None, replay_buffer: Any = None
+    trajs_per_batch: int | None,
+    traj_format: str | None,
+    replay_buffer: Any = None,
+    trajs_per_write: int | None = None,
 ) -> TrajectoryAssembler | None:
-    """Into a buffer, each episode is written by itself."""
+    """Into a buffer, each episode is written by itself, or up to ``trajs_per_write`` at a time."""
+    if trajs_per_write is not None:
+        positive_int("trajs_per_write", trajs_per_write)
+        if trajs_per_batch is None or replay_buffer is None:
+            raise ValueError(
+                "trajs_per_write says how many whole episodes go into the replay buffer at a time: it needs "
+                "trajs_per_batch= and replay_buffer="
+            )
     traj_format = "padded" if traj_format is None else traj_format
     if traj_format not in ("padded", "cat"):
         raise ValueError(f"traj_format must be 'padded' or 'cat', got {traj_format!r}")
@@ -49,7 +59,7 @@ def make_assembler(
         return None
     count = positive_int("trajs_per_batch", trajs_per_batch)
     if replay_buffer is not None:
-        count, traj_format = 1, "cat"
+        return TrajectoryAssembler(1, "cat", trajs_per_write or 1)
     return TrajectoryAssembler(count, traj_format)  # type: ignore[arg-type]
 
 
@@ -96,12 +106,15 @@ def random_specs(policy: Any) -> dict[Any, Any] | None:
     return {policy.action_key: policy.action_spec}
 
 
-def alike_or_each(answers: Sequence[str], who: str) -> str:
-    """What all say; or what each says, with its number.
+def alike_or_each(answers: Sequence[str | Sequence[str]], who: str) -> str:
+    """What all say; or what each says, with its number. (A place with places of its own says several things.)
 
     >>> alike_or_each(["yes", "no"], "worker")
     'worker 0: yes; worker 1: no'
+    >>> alike_or_each([["yes", "no"]], "node")
+    'env 0: yes; env 1: no'
     """
+    answers = [answer if isinstance(answer, str) else alike_or_each(answer, "env") for answer in answers]
     if len(set(answers)) == 1:
         return answers[0]
     return "; ".join(f"{who} {number}: {answer}" for number, answer in enumerate(answers))

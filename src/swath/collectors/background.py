@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from swath.errors import BackgroundFailed, CollectorClosed, told
 from swath.process.supervise import EndedAtExit
+from swath.warn import this_thread_began_at, users_line, warn_user
 
 _SECONDS_BETWEEN_LOOKS = 0.002
 
@@ -67,6 +68,8 @@ class Background:
         self._idle = False
         self._failure: BaseException | None = None
         self._owner_pid = os.getpid()
+        #: Where the program began it. (Not once for all: another one may fail in the same way.)
+        self._begun_at = users_line()._replace(registry=None)
         self._thread = threading.Thread(target=self._run, name=f"swath-{name}", daemon=True)
 
     def start(self) -> None:
@@ -74,6 +77,7 @@ class Background:
         self._thread.start()
 
     def _run(self) -> None:
+        this_thread_began_at(self._begun_at)
         try:
             while self._wait_for_turn() and self._do_some():
                 pass
@@ -137,9 +141,8 @@ class Background:
         if self._failure is None and not is_over:
             self._failure = error
             text = f"{self._what_failed} The replay buffer gets no more frames"
-            # (Not once for all: another one may have failed in the same way. A thread has no line of the program's.)
             try:
-                warnings.warn_explicit(text, UserWarning, __name__, lineno=1)
+                warn_user(text, at=self._begun_at)  # a thread has no line of the program's
             except Warning as as_error:  # which has nobody to go to
                 thread = threading.current_thread()
                 threading.excepthook(threading.ExceptHookArgs((type(as_error), as_error, None, thread)))
@@ -225,3 +228,113 @@ class Batches(Work):
 
 #: Those that were not stopped: before the interpreter takes away what the threads use.
 _running = EndedAtExit[Background](lambda backgrounds: [each.stop(2.0) for each in backgrounds])
+
+
+class InBackground:
+    """The part of a collector that collects in the background."""
+
+    _background: Background | None = None
+    _buffer_writer: Any = None
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _work(self) -> Any:
+        """What ``start`` does in the background."""
+        raise NotImplementedError
+
+    def _require_open_unless(self, may_be_closed: bool) -> None:
+        raise NotImplementedError
+
+    def _keep_ids_apart(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _complete(self) -> bool:
+        raise NotImplementedError
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        raise NotImplementedError
+
+    # -- for users -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Collect in the background, into the replay buffer, until ``total_frames`` or ``async_shutdown()``.
+
+        What goes wrong there is said at once, in a warning. It is raised at the next call of the collector and by every
+        ``sample(wait=True)`` of the buffer, and stands in ``stats()["failure"]``. A collector that nobody keeps ends.
+        """
+        if self._buffer_writer is None:
+            raise RuntimeError("start() needs a replay_buffer to collect into; give one to the collector")
+        self._require_open_unless(False)
+        if self.is_running() or self._complete:
+            return
+        self._keep_ids_apart()
+        background = Background(type(self).__name__, self._work())
+        self._buffer_writer.attach(background)
+        self._background = background
+        background.start()
+
+    def is_running(self) -> bool:
+        """Whether it collects in the background."""
+        background = self.__dict__.get("_background")
+        return background is not None and background.is_running()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While this lasts, nothing is collected in the background.
+
+        The batch under way ends after the step that is being taken, and is written.
+
+        >>> from swath.collectors import Collector
+        >>> from swath.data import LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000))
+        >>> collector = Collector("CartPole-v1", frames_per_batch=50, replay_buffer=rb)
+        >>> collector.start()
+        >>> with collector.pause():
+        ...     assert len(rb) == rb.write_count
+        >>> collector.async_shutdown()
+        """
+        self._raise_failure()
+        background = self._background
+        if background is None:
+            raise RuntimeError("pause() is for a collector that collects in the background: call start() first")
+        background.pause()
+        try:
+            self._raise_failure()
+            yield
+        finally:
+            background.resume()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """End what runs in the background, in ``timeout`` seconds at most, and close; raise what went wrong there."""
+        background = self._background
+        if background is not None:
+            background.stop(5.0 if timeout is None else timeout)
+        self.shutdown(timeout=timeout, close_env=close_env)
+        if background is not None:
+            background.raise_failure()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """As ``pause``, where there is something to pause."""
+        self._raise_failure()
+        background = self.__dict__.get("_background")
+        with self.pause() if background is not None and background.is_busy() else nullcontext():
+            yield
+
+    def _require_still(self, what: str) -> None:
+        """For what must not be done while another thread, or the workers, collect."""
+        self._raise_failure()
+        background = self.__dict__.get("_background")
+        if background is not None and background.is_busy():
+            raise RuntimeError(f"{what} while it collects in the background: do it within collector.pause()")
+
+    def _raise_failure(self) -> None:
+        background = self.__dict__.get("_background")
+        if background is not None and not background.is_this_thread():
+            background.raise_failure()
+
+    def _failure_text(self) -> str | None:
+        """What has ended collecting in the background."""
+        failed = None if self._background is None else self._background.failure
+        return None if failed is None else str(failed)

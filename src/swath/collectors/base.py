@@ -1,12 +1,10 @@
 """BaseCollector: what every collector is, whatever it runs on.
 
-A subclass says how to get the next batch (``_collect``), how to close what it holds (``_close``), and what it can
-save. Iterating, counting, hooks, trajectories and the end are here.
+A subclass says how to get the next batch (``_collect``), how to close what it holds (``_close``), and what it can save.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import uuid
@@ -16,11 +14,13 @@ from typing import Any, Self
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
-from swath.collectors.background import Background, Batches
+from swath.collectors.background import Batches, InBackground
 from swath.collectors.budget import Budget, Progress
 from swath.collectors.changeable import ChangeableArguments
+from swath.collectors.episodes import TellsOfEpisodes
 from swath.collectors.front_door import show_arguments
 from swath.collectors.outside_state import OutsideState
+from swath.collectors.tracing import Traceable
 from swath.copying import NotCopied
 from swath.data.buffer_writer import BufferWriter, buffer_writer
 from swath.data.postprocessing import Postprocessing
@@ -29,20 +29,19 @@ from swath.data.trajectories import TrajectoryAssembler
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
 from swath.keys import show
 from swath.rollout.structure import Structure
+from swath.timeline.recorder import Gauge, Kind
 
 #: Held for a moment by who closes a collector: of two threads, one does. (Also in ``__del__``, wherever that comes.)
 _closing = threading.RLock()
 _SECONDS_BETWEEN_LOOKS = 0.002
 
 
-class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
+class BaseCollector(InBackground, Traceable, TellsOfEpisodes, ChangeableArguments, NotCopied, IterableDataset):
     """An iterable over batches of experience. Use one of its subclasses."""
 
+    _inner = ("collect_one",)
     _owns = "envs, and workers or memory, that it uses alone"
-    _instead_of_a_copy = (
-        "make another one with the same arguments, in the process that is to have it; to go on from here, give it this "
-        "one's state_dict()"
-    )
+    _instead_of_a_copy = "make another one where it is to be; to go on from here, give it this one's state_dict()"
 
     def __init__(
         self,
@@ -52,12 +51,12 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         replay_buffer: Any = None,
         extend_buffer: bool = True,
     ) -> None:
+        self._begin_episodes()
         self._budget = budget
         self._writes_steps = replay_buffer is not None and not extend_buffer
         self._postprocessing = self._checked(postprocessing)
         self._assembler = assembler
-        #: The batch that is being delivered.
-        self._gathered: TensorDictBase | None = None
+        self._gathered: TensorDictBase | None = None  # the batch that is being delivered
         self.replay_buffer = replay_buffer
         #: By which a buffer knows whose frames it has.
         self._writer_name = uuid.uuid4().hex
@@ -66,11 +65,9 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
             self._buffer_writer = buffer_writer(replay_buffer, self._num_envs, extend_buffer)
         if self._structure is not None and self._structure.has_objects:
             self._refuse_for_objects(self._structure)
-        self._background: Background | None = None
         self._progress = Progress()
         self._closed = False
-        #: The thread that is closing it.
-        self._closer: int | None = None
+        self._closer: int | None = None  # the thread that is closing it
         self._iterator: Iterator[Any] | None = None
         #: What was complete of the batch that an error ended, or None.
         self.partial_batch: TensorDictBase | None = None
@@ -89,7 +86,6 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
-    #: How many of the first frames get random actions.
     _init_random_frames = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -228,7 +224,7 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
     def iterator(self) -> Iterator[Any]:
         """The generator behind iteration."""
         self._keep_ids_apart()
-        while not self._complete or (self._assembler is not None and self._assembler.has_batch):
+        while self._has_more:
             batch = self._next_batch()
             if batch is not None or self.replay_buffer is not None:
                 yield batch
@@ -242,12 +238,25 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
 
     def collect_one(self) -> bool:
         """For the background: another batch; False when that was the last one."""
-        if not self._complete:
+        if self._has_more:
             self._next_batch()
-        return not self._complete
+        return self._has_more
+
+    @property
+    def _has_more(self) -> bool:
+        return not self._complete or (self._assembler is not None and self._assembler.has_batch)
 
     def _next_batch(self) -> Any:
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
+        trace = self._trace
+        if trace is None:
+            return self._make_batch()
+        trace.next_begins(not self.is_running())
+        batch = self._make_batch()
+        trace.next_ends()
+        return batch
+
+    def _make_batch(self) -> Any:
         post = self._postprocessing
         started = time.perf_counter()
         self._gathered = None
@@ -255,8 +264,10 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         try:
             if post.pre_collect_hook is not None:
                 post.pre_collect_hook()
-            raw = self._gather()
-            batch = None if raw is None else self._hand_over(raw)
+            with self._recorded(self._gathering):
+                raw = self._gather()
+            with self._recorded(Kind.HAND_OVER):
+                batch = None if raw is None else self._hand_over(raw)
         except BaseException as error:
             if self._closed and isinstance(error, (WorkerError, EnvClosed, CollectorClosed)):  # by another thread
                 raise self._is_closed() from None
@@ -307,6 +318,7 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
         self._frames += batch.batch_size.numel() if mask is None else int(mask.sum())
         self._iter += 1
+        self._count_episodes(batch)
         return self._postprocessing.check(batch)
 
     def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:
@@ -319,8 +331,7 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
             self.partial_batch = None if left_over is None else self._restore(left_over, self._objects(left_over))
         except Exception:  # what failed first is what the user must see
             self.partial_batch = None
-        left = 0 if self.partial_batch is None else self.partial_batch.batch_size.numel()
-        if left:
+        if left := 0 if self.partial_batch is None else self.partial_batch.batch_size.numel():
             delivered = self._frames - (0 if raw is None else left)
             add_note(
                 error,
@@ -368,92 +379,19 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
             "seconds_collecting": seconds,
             "fps": self._frames / seconds if seconds else 0.0,
             "failure": self._failure_text(),
+            **self._episode_stats(),
         }
 
-    def _failure_text(self) -> str | None:
-        """What has ended collecting in the background."""
-        failed = None if self._background is None else self._background.failure
-        return None if failed is None else str(failed)
+    def getattr_rb(self, name: str) -> Any:
+        return getattr(self.replay_buffer, name)
 
-    # -- in the background -----------------------------------------------------------------------------------------
+    def gauges(self) -> dict[Gauge, float]:
+        gauges = {Gauge.FRAMES: float(self._frames)}
+        if self.replay_buffer is not None and hasattr(self.replay_buffer, "__len__"):
+            gauges[Gauge.BUFFER_FRAMES] = len(self.replay_buffer)
+        return gauges
 
-    def start(self) -> None:
-        """Collect in the background, into the replay buffer, until ``total_frames`` or ``async_shutdown()``.
-
-        What goes wrong there is said at once, in a warning. It is raised at the next call of the collector and by every
-        ``sample(wait=True)`` of the buffer, and stands in ``stats()["failure"]``. A collector that nobody keeps ends.
-        """
-        if self._buffer_writer is None:
-            raise RuntimeError("start() needs a replay_buffer to collect into; give one to the collector")
-        self._require_open_unless(False)
-        if self.is_running() or self._complete:
-            return
-        self._keep_ids_apart()
-        background = Background(type(self).__name__, self._work())
-        self._buffer_writer.attach(background)
-        self._background = background
-        background.start()
-
-    def is_running(self) -> bool:
-        """Whether it collects in the background."""
-        background = self.__dict__.get("_background")
-        return background is not None and background.is_running()
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """While this lasts, nothing is collected in the background.
-
-        The batch under way ends after the step that is being taken, and is written.
-
-        >>> from swath.collectors import Collector
-        >>> from swath.data import LazyTensorStorage, ReplayBuffer
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000))
-        >>> collector = Collector("CartPole-v1", frames_per_batch=50, replay_buffer=rb)
-        >>> collector.start()
-        >>> with collector.pause():
-        ...     before = rb.write_count
-        ...     assert rb.write_count == before
-        >>> collector.async_shutdown()
-        """
-        self._raise_failure()
-        background = self._background
-        if background is None:
-            raise RuntimeError("pause() is for a collector that collects in the background: call start() first")
-        background.pause()
-        try:
-            self._raise_failure()
-            yield
-        finally:
-            background.resume()
-
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """End what runs in the background, in ``timeout`` seconds at most, and close; raise what went wrong there."""
-        background = self._background
-        if background is not None:
-            background.stop(5.0 if timeout is None else timeout)
-        self.shutdown(timeout=timeout, close_env=close_env)
-        if background is not None:
-            background.raise_failure()
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        """As ``pause``, where there is something to pause."""
-        self._raise_failure()
-        background = self.__dict__.get("_background")
-        with self.pause() if background is not None and background.is_busy() else contextlib.nullcontext():
-            yield
-
-    def _require_still(self, what: str) -> None:
-        """For what must not be done while another thread, or the workers, collect."""
-        self._raise_failure()
-        background = self.__dict__.get("_background")
-        if background is not None and background.is_busy():
-            raise RuntimeError(f"{what} while it collects in the background: do it within collector.pause()")
-
-    def _raise_failure(self) -> None:
-        background = self.__dict__.get("_background")
-        if background is not None and not background.is_this_thread():
-            background.raise_failure()
+    # -- the end ---------------------------------------------------------------------------------------------------
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Close; harmless when called again. When this returns, it is closed, also if another thread has begun it."""
@@ -468,6 +406,8 @@ class BaseCollector(ChangeableArguments, NotCopied, IterableDataset):
         try:
             if self._background is not None:
                 self._background.stop(seconds)
+            if self._trace is not None:
+                self._trace.collector_closes(self)
             self._close(close_env)
         except Exception:
             if raise_on_error:

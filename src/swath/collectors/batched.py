@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
@@ -21,6 +22,7 @@ from swath.collectors.single import Collector
 from swath.data.trajectories import TrajectoryAssembler, TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
+from swath.envs.policy_transforms import PolicyTransforms
 from swath.envs.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from swath.errors import PolicyError
 from swath.keys import Key, as_key, show
@@ -31,6 +33,7 @@ from swath.rollout.loop import Rollout
 from swath.rollout.plan import PolicyPlan
 from swath.rollout.random_actions import for_all_envs
 from swath.stepping.central import ENV_INDEX, CentralRollout
+from swath.weight_update.scheme import WeightSyncScheme
 from swath.workers.layout import WorkerLayout, available_cores
 
 #: What ``server_config`` may have, and which argument it stands for.
@@ -96,6 +99,7 @@ class AsyncBatchedCollector(Collector):
         device_config: Any = None,
         yield_completed_trajectories: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: TrajFormat | None = None,
         max_frames_per_traj: int | None = None,
         init_random_frames: int | None = None,
@@ -121,6 +125,8 @@ class AsyncBatchedCollector(Collector):
         replay_buffer: Any = None,
         extend_buffer: bool = True,
         weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None,
+        weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None,
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
@@ -131,6 +137,7 @@ class AsyncBatchedCollector(Collector):
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
+        auto_register_policy_transforms: bool | None = None,
         worker_idx: int | None = None,
         traj_pool: TrajectoryIds | None = None,
         control: Control | None = None,
@@ -169,6 +176,12 @@ class AsyncBatchedCollector(Collector):
                 raise ValueError("yield_completed_trajectories yields single episodes; leave trajs_per_batch out")
             config = config.but(trajs_per_batch=1, traj_format="cat")
         factories = list_factories(config.create_env_fn, None, None)
+        if config.auto_register_policy_transforms:  # where envs are made: rows of this process are theirs
+            if config.policy_factory is not None:
+                config = config.but(policy=config.policy_factory(), policy_factory=None)
+            needed = PolicyTransforms.of(config.policy).without_primers(config.who)
+            factories = [needed.around(factory) for factory in factories]
+            config = config.but(auto_register_policy_transforms=None)
         pool = _make_pool(
             config.env_backend or config.backend,
             *resolve_factories("AsyncBatchedCollector", len(factories), factories, config.create_env_kwargs),
@@ -223,6 +236,16 @@ class AsyncBatchedCollector(Collector):
     def _mixes_envs(self) -> bool:
         return self._num_envs > 1
 
+    def _envs_in(self, batch: TensorDictBase) -> np.ndarray:
+        return batch.get(ENV_INDEX).reshape(-1).cpu().numpy()
+
+    def _workers_of(self, envs: np.ndarray) -> np.ndarray:
+        return self._layout.workers_of(envs)
+
+    @property
+    def _layout(self) -> WorkerLayout:
+        return self.env.crew.worker_layout  # type: ignore[attr-defined]
+
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         index = batch.get(ENV_INDEX, None) if isinstance(batch, TensorDictBase) and batch.shape == raw.shape else None
         if index is None or self._assembler is not None:
@@ -243,7 +266,7 @@ class AsyncBatchedCollector(Collector):
         forwards = rollout.num_forwards
         return {
             **super().stats(),
-            "layout": str(self.env.crew.worker_layout),  # type: ignore[attr-defined]
+            "layout": str(self._layout),
             "policy_calls": forwards,
             "mean_batch_size": rollout.num_forward_rows / forwards if forwards else 0.0,
         }

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from swath import platforms
@@ -17,6 +18,7 @@ from swath.collectors.remote import WORKER
 from swath.collectors.scheduler import Scheduler
 from swath.collectors.waiting import WaitingWatch
 from swath.data.episode_ends import mark_ends
+from swath.data.episodes import Ended, EpisodeHistory, needs_ids
 from swath.data.postprocessing import Processing, Stored
 from swath.data.replay_buffer import ReplayBuffer
 from swath.data.storages import TensorStorage
@@ -31,6 +33,7 @@ from swath.remote.requests import (
     random_in_lanes,
     random_in_rows,
 )
+from swath.rollout.delivery import TRAJ_IDS
 from swath.rollout.layout import Field
 from swath.workers.handle import WorkerHandle
 from swath.workers.layout import WorkerLayout
@@ -119,8 +122,12 @@ class BufferFill(Work):
         waiting: WaitingWatch,
         plan: FillPlan,
         budget: Budget,
+        episodes: EpisodeHistory,
     ) -> None:
         super().__init__(collector)
+        self._episodes = episodes
+        if TRAJ_IDS not in {field.key for field in plan.description.fields}:
+            episodes.refusal = needs_ids()
         self._lock = collector.lock
         self._pool = pool
         self._scheduler = scheduler
@@ -255,9 +262,15 @@ class BufferFill(Work):
             pending = self._scheduler.end(handle.number, result.number)
             if pending is not None:
                 self._count(handle.number, self._frames_of(handle.number, pending, result))
+                self._tell_of(result.episodes, handle)
                 # It may have been stopped.
                 taken = random_in_lanes(pending.random_frames, result.steps, self._layouts[handle.number].num_envs)
                 self._scheduler.random_frames_left += pending.random_frames - taken
+
+    def _tell_of(self, ended: Ended | None, handle: WorkerHandle) -> None:
+        if ended is not None:
+            version = handle.page.integer("policy_version")
+            self._episodes.add(ended, np.full_like(ended.envs, handle.number), version, self._progress.frames)
 
     def _frames_of(self, worker: int, pending: _Pending, result: CollectResult) -> int:
         rows = self._layouts[worker].num_envs // len(result.steps)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensordict import TensorDictBase
 
+from swath.hints import ExplainsGuesses
+
 if TYPE_CHECKING:
     from swath.data.postprocessing import Postprocessing
 
@@ -35,7 +37,7 @@ def arguments_of(kind: type) -> frozenset[str]:
     return frozenset((*named, "env")) - {"self"}
 
 
-class ChangeableArguments:
+class ChangeableArguments(ExplainsGuesses):
     """What was an argument takes effect when it is assigned, or raises: it is never ignored."""
 
     _postprocessing: Postprocessing

@@ -64,10 +64,14 @@ class CollectorConfig:
         track_traj_ids: False leaves ``("collector", "traj_ids")`` out.
         compact_obs: leave the observations out of ``next`` (they are in the following root).
         trajs_per_batch: deliver so many whole episodes at a time.
+        trajs_per_write: of whole episodes that are complete, up to so many are written to the replay buffer at a time;
+            by default each by itself.
         traj_format: how these are put together: "padded" or "cat".
         check_finite: raise on NaN and infinity.
         pre_collect_hook: called before a batch.
         post_collect_hook: called with each batch.
+        auto_register_policy_transforms: True gives envs what a policy module needs and they lack: ``"is_init"``, and
+            first values of the states of recurrent modules (``make_tensordict_primer()``). None and False: nothing.
         interruptor: its ``collection_stopped()`` is asked while a batch is collected, and makes it shorter.
     """
 
@@ -104,10 +108,12 @@ class CollectorConfig:
     track_traj_ids: bool = True
     compact_obs: bool = False
     trajs_per_batch: int | None = None
+    trajs_per_write: int | None = None
     traj_format: TrajFormat | None = "padded"
     check_finite: bool = False
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
+    auto_register_policy_transforms: bool | None = None
     interruptor: Any = None
 
     #: What of these a collector inside of a worker or a node is given as it is.
@@ -140,6 +146,9 @@ class CollectorConfig:
             raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
         if self.split_trajs and not self.track_traj_ids:
             raise ValueError("split_trajs needs track_traj_ids=True")
+        if self.auto_register_policy_transforms not in (True, False, None):
+            given = self.auto_register_policy_transforms
+            raise TypeError(f"auto_register_policy_transforms must be True, False or None; got {given!r}")
         self._check_policy()
         # As what they mean, from here on.
         self._set("max_frames_per_traj", step_limit(self.max_frames_per_traj))
@@ -170,7 +179,7 @@ class CollectorConfig:
         )
 
     def assembler(self) -> TrajectoryAssembler | None:
-        return make_assembler(self.trajs_per_batch, self.traj_format, self.replay_buffer)
+        return make_assembler(self.trajs_per_batch, self.traj_format, self.replay_buffer, self.trajs_per_write)
 
     def call_options(self) -> CallOptions:
         wrapper = policy_wrapper(self.compile_policy, self.cudagraph_policy)
@@ -195,8 +204,14 @@ class SingleConfig(CollectorConfig):
         worker_idx: for a collector inside of a worker: its number.
         traj_pool: for a collector inside of a worker: where trajectory ids come from.
         control: for a collector inside of a worker: how its owner reaches it.
+        weight_recv_schemes: by model id ("policy", or a path such as "env.transform[0]"), schemes by which
+            somebody else sends weights: they are applied between two steps.
+        weight_sync_schemes: by model id, schemes by which updates go on to others: those that were initialised as
+            senders, for receivers elsewhere. ``send`` of one that was not is ``update_policy_weights_``.
     """
 
+    weight_sync_schemes: Mapping[str, Any] | None = None
+    weight_recv_schemes: Mapping[str, Any] | None = None
     return_same_td: bool = False
     worker_idx: int | None = None
     traj_pool: TrajectoryIds | None = None
@@ -204,6 +219,8 @@ class SingleConfig(CollectorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.weight_updater is not None and self.weight_sync_schemes is not None:
+            raise TypeError("give either weight_updater or weight_sync_schemes, not both")
         if self.replay_buffer is not None and self.return_same_td:
             raise TypeError("return_same_td does not go with a replay_buffer: nothing is returned")
 
@@ -424,6 +441,9 @@ class NodesConfig(_Sends):
     restart_nodes: int = 0
     on_node_loss: str = "raise"
     start_timeout_s: float = 120.0
+
+    #: A node makes its envs by itself.
+    _OF_WORKERS: ClassVar = (*CollectorConfig._OF_WORKERS, "auto_register_policy_transforms")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ import copy
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,18 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from swath.collectors.single import Collector
-from swath.data.trajectories import pad_trajectories
+from swath.data.trajectories import TrajFormat, pad_trajectories
+from swath.envs.base import EnvBase
+from swath.envs.guest import GuestEnv
 from swath.envs.making import make_env
+from swath.envs.parallel import CrewEnv
+from swath.envs.paths import parts_of
+from swath.envs.serial import SerialGymEnv, SerialRowEnv
 from swath.weight_update.hidden import HiddenWeights
 
 Key = str | tuple[str, ...]
+#: By model id ("policy", or a path such as "env.transform[0]"); None: those that are there.
+Weights = Mapping[str, Mapping[str, torch.Tensor]] | None
 
 EPISODE_REWARD = ("next", "episode_reward")
 STEP_COUNT = ("next", "step_count")
@@ -43,6 +50,8 @@ class EvaluationPlan:
     frames_per_batch: int | None
     collector_cls: type[Collector]
     collector_kwargs: Mapping[str, Any]
+    #: Of what ``metrics_fn`` gets.
+    traj_format: TrajFormat
     reward_key: Key
     done_key: Key
     device: Any
@@ -70,6 +79,7 @@ class Evaluation:
         self.collection_stopped = should_stop  # what a collector asks its interruptor
         env = make_env(plan.env)
         try:
+            freeze_statistics(env)
             self._quotas = episode_quotas(plan.num_trajectories, env.batch_size.numel())
             self._collector = self._make_collector(env)
         except BaseException:
@@ -97,25 +107,35 @@ class Evaluation:
             **plan.collector_kwargs,
         )
 
-    def run(self, weights: Mapping[str, torch.Tensor] | None) -> dict[str, Any]:
-        """Play all episodes with these weights (None: with those that the policy has); what came out.
+    def run(self, weights: Weights, step: int) -> dict[str, Any]:
+        """Play all episodes with these weights; what came out. Videos are of this step.
 
         Raises:
             Interrupted: it was told to stop.
         """
-        if weights is not None:
-            self._require_own_weights()
-            self._collector.update_policy_weights_(weights=weights)
+        if weights:
+            if "policy" in weights:
+                self._require_own_weights()
+            self._collector.update_policy_weights_(weights_dict=weights)
         started = time.perf_counter()
         self._collector.reset()
         episodes, num_frames = self._play()
         seconds = time.perf_counter() - started
         metrics = {**summarise(episodes, self._plan.reward_key), "fps": num_frames / seconds}
         if self._plan.metrics_fn is not None:
-            metrics.update(self._plan.metrics_fn(pad_trajectories(episodes, MASK)))
+            metrics.update(self._plan.metrics_fn(self._together(episodes)))
         if self._plan.dump_video:
-            dump_videos(self._collector.env)
+            dump_videos(self._collector.env, step)
         return metrics
+
+    def _together(self, episodes: list[TensorDictBase]) -> TensorDictBase:
+        if self._plan.traj_format == "cat":
+            return torch.cat(episodes)  # type: ignore[arg-type]
+        return pad_trajectories(episodes, MASK)
+
+    def models(self, model_id: str) -> list[Any]:
+        """What weights of this model go into."""
+        return [self._collector.policy] if model_id == "policy" else parts_of(self._collector, model_id)
 
     def _require_own_weights(self) -> None:
         """What the policy finds by name was not copied with it: weights that are put there would be the trainer's."""
@@ -155,14 +175,24 @@ class Evaluation:
 
 
 def call_factory(policy_factory: Callable[..., Any], env: Any) -> Any:
-    """With the env, or with nothing, as collectors call it, if that is what it takes."""
+    """With the env, if it has to be given something or calls it so; with nothing, as collectors do, if not.
+
+    >>> call_factory(lambda env: env, "the env"), call_factory(lambda hidden=64: hidden, "the env")
+    ('the env', 64)
+    """
     try:
-        inspect.signature(policy_factory).bind(env)
-    except TypeError:
-        return policy_factory()
+        parameters = inspect.signature(policy_factory).parameters.values()
     except ValueError:  # a builtin without a signature
-        pass
-    return policy_factory(env)
+        return policy_factory(env)
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if any(each.name == "env" and each.kind is each.KEYWORD_ONLY for each in parameters):
+        return policy_factory(env=env)
+    if positional and (positional[0].default is positional[0].empty or positional[0].name == "env"):
+        return policy_factory(env)
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if takes_any and not positional and not isinstance(policy_factory, type):  # (a module's __init__ only seems to)
+        return policy_factory(env)
+    return policy_factory()
 
 
 def episode_quotas(num_episodes: int, num_envs: int) -> list[int]:
@@ -237,12 +267,64 @@ def _episode_length(episode: TensorDictBase) -> torch.Tensor:
     return torch.tensor(float(episode.shape[0])).double() if own is None else own[-1].double().mean().cpu()
 
 
-def dump_videos(env: Any) -> None:
-    """Let what records videos, a transform of the env or the env itself, write them."""
-    transform = getattr(env, "transform", None)
-    recorders = [env, transform, *(transform if isinstance(transform, Iterable) else ())]
-    for recorder in recorders:
-        dump = getattr(recorder, "dump", None)
-        if callable(dump):
-            dump()
-            return
+# -- what is in an env -------------------------------------------------------------------------------------------------
+
+
+def freeze_statistics(env: EnvBase) -> None:
+    """What normalises by what it has seen does not learn from evaluations: it may be the trainer's."""
+    for part in _parts(env):
+        if hasattr(part, "frozen") and callable(getattr(part, "freeze", None)):
+            part.freeze()
+
+
+def dump_videos(env: EnvBase, step: int) -> None:
+    """Let what records videos, transforms or envs, write them; with the step, if they take one."""
+    done: list[Any] = []
+    for part in _parts(env):
+        dump = getattr(part, "dump", None)
+        owner = getattr(dump, "__self__", dump)  # an env may pass on what it does not have itself
+        if callable(dump) and not any(owner is other for other in done):
+            done.append(owner)
+            if _takes_step(dump):
+                dump(step=step)
+            else:
+                dump()
+
+
+def _takes_step(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        return False
+    return "step" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _parts(env: Any) -> Iterator[Any]:
+    """The env, the transforms around it, and those inside of it, as far as they are in this process."""
+    if isinstance(env, CrewEnv):  # answers for what is in other processes
+        return
+    if isinstance(env, GuestEnv):
+        env = env.guest
+    yield env
+    if "transform" in vars(env) or hasattr(type(env), "transform"):
+        yield from _transforms(env.transform)
+    if isinstance(env, (SerialGymEnv, SerialRowEnv)):
+        for child in env.children:
+            yield from _parts(child)
+    if "base_env" in vars(env) or hasattr(type(env), "base_env"):
+        yield from _parts(env.base_env)
+
+
+def _transforms(transform: Any) -> Iterator[Any]:
+    if isinstance(transform, Iterable):
+        for each in transform:
+            yield from _transforms(each)
+    elif transform is not None:
+        yield transform
+
+
+def on_cpu(weights: Weights) -> Weights:
+    """For another process."""
+    if weights is None:
+        return None
+    return {model: {name: tensor.cpu() for name, tensor in own.items()} for model, own in weights.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -11,20 +12,24 @@ import cloudpickle
 import torch
 
 from swath import platforms
-from swath.collectors.evaluation import Evaluation, EvaluationPlan
+from swath.collectors.evaluation import Evaluation, EvaluationPlan, Weights, on_cpu
+from swath.collectors.evaluation_schemes import Receivers, Senders
 from swath.process import pickling
 from swath.process.channel import Channel, pack, unpack
 from swath.process.helper import Helper
 from swath.process.owner import leave_with_owner
 from swath.process.seeding import draw_base_seed, seed_process
-
-Weights = Mapping[str, torch.Tensor]
+from swath.weight_update.scheme import WeightSyncScheme
 
 
 class EvaluationBackend(Protocol):
     """One evaluation at a time; ``interrupt`` and ``kill`` may come from another thread meanwhile."""
 
-    def run(self, weights: Weights | None) -> dict[str, Any]: ...
+    def prepare(self) -> None:
+        """Before anything else, in the thread that evaluates."""
+        ...
+
+    def run(self, weights: Weights, step: int) -> dict[str, Any]: ...
 
     def set_seed(self, seed: int, static_seed: bool) -> int | None: ...
 
@@ -40,14 +45,33 @@ class EvaluationBackend(Protocol):
 
 
 class ThreadBackend:
-    """In this process, in whatever thread calls ``run``."""
+    """In this process, in whatever thread calls ``prepare`` and ``run``: some simulators know one thread only."""
 
     def __init__(self, plan: EvaluationPlan) -> None:
+        self._plan = plan
         self._stopped = threading.Event()
-        self._evaluation = Evaluation(plan, self._stopped.is_set, has_own_process=False)
-        self.run = self._evaluation.run
-        self.set_seed = self._evaluation.set_seed
-        self.close = self._evaluation.close
+        self._made: Evaluation | None = None
+        #: Each thread has one, and factories are to find the program's.
+        self._default_device = torch.get_default_device()
+
+    def prepare(self) -> None:
+        with self._default_device if self._default_device.type != "cpu" else nullcontext():
+            self._made = Evaluation(self._plan, self._stopped.is_set, has_own_process=False)
+
+    @property
+    def _evaluation(self) -> Evaluation:
+        assert self._made is not None
+        return self._made
+
+    def run(self, weights: Weights, step: int) -> dict[str, Any]:
+        return self._evaluation.run(weights, step)
+
+    def set_seed(self, seed: int, static_seed: bool) -> int | None:
+        return self._evaluation.set_seed(seed, static_seed)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
 
     def interrupt(self) -> None:
         self._stopped.set()
@@ -57,9 +81,18 @@ class ThreadBackend:
 
 
 class ProcessBackend:
-    """In a process of its own, where env and policy are made."""
+    """In a process of its own, where env and policy are made.
 
-    def __init__(self, plan: EvaluationPlan, init_fn: Callable[[], Any] | None) -> None:
+    Args:
+        schemes: how weights get there, by model id; None: with the order to evaluate.
+    """
+
+    def __init__(
+        self,
+        plan: EvaluationPlan,
+        init_fn: Callable[[], Any] | None,
+        schemes: Mapping[str, WeightSyncScheme] | None = None,
+    ) -> None:
         try:
             blueprint = pickling.dumps((plan, init_fn, draw_base_seed()))
         except Exception as error:
@@ -68,13 +101,19 @@ class ProcessBackend:
                 f"{type(error).__name__}: {error}. Make what cannot be pickled inside of the factories"
             ) from error
         platforms.require("an Evaluator with backend='process'", (platforms.PROCESSES,), "use backend='thread'")
-        self._helper = Helper(_main, "Evaluator")
+        self._senders = None if schemes is None else Senders(schemes)
+        self._helper = Helper(_main, "Evaluator", args=(None if self._senders is None else self._senders.halves(),))
         try:
             self._ask(blueprint)
+            if self._senders is not None:
+                self._senders.connect(self._helper)
         except BaseException:
             self._helper.kill()
             self.close()
             raise
+
+    def prepare(self) -> None:
+        """It is made."""
 
     def _ask(self, message: bytes) -> Any:
         succeeded, content = self._helper.ask(message)
@@ -86,9 +125,11 @@ class ProcessBackend:
     def pid(self) -> int:
         return self._helper.pid
 
-    def run(self, weights: Weights | None) -> dict[str, Any]:
-        on_cpu = None if weights is None else {name: tensor.cpu() for name, tensor in weights.items()}
-        return self._ask(pickling.dumps(("run", on_cpu)))
+    def run(self, weights: Weights, step: int) -> dict[str, Any]:
+        if self._senders is not None and weights:
+            self._senders.send(weights)
+            weights = None
+        return self._ask(pickling.dumps(("run", on_cpu(weights), step)))
 
     def set_seed(self, seed: int, static_seed: bool) -> int | None:
         return self._ask(pickling.dumps(("set_seed", seed, static_seed)))
@@ -101,9 +142,11 @@ class ProcessBackend:
 
     def close(self) -> None:
         self._helper.close(timeout_s=2.0)
+        if self._senders is not None:
+            self._senders.close()
 
 
-def _main(connection: Connection) -> None:
+def _main(connection: Connection, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
     """The process."""
     leave_with_owner()
     channel = Channel(connection)
@@ -112,7 +155,8 @@ def _main(connection: Connection) -> None:
         if evaluation is None:
             return
         try:
-            while _serve(channel, evaluation):
+            receivers = Receivers(schemes or {}, evaluation)
+            while _serve(channel, evaluation, receivers):
                 pass
         finally:
             evaluation.close()
@@ -136,11 +180,14 @@ def _prepare(channel: Channel, blueprint: bytes) -> Evaluation | None:
     return evaluation
 
 
-def _serve(channel: Channel, evaluation: Evaluation) -> bool:
+def _serve(channel: Channel, evaluation: Evaluation, receivers: Receivers) -> bool:
     """Do what the owner asks for; whether to go on."""
     order, *details = channel.receive()
     if order == "close":
         return False
+    if order == "take_weights":  # answered by the scheme
+        receivers.take(*details)
+        return True
     try:
         reply = pickling.dumps((True, getattr(evaluation, order)(*details)))
     except Exception as error:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from swath.collectors.evaluation_backends import EvaluationBackend, Weights
+from swath.collectors.evaluation import Weights
+from swath.collectors.evaluation_backends import EvaluationBackend
 from swath.errors import CollectorClosed
 from swath.process.supervise import EndedAtExit
 from swath.rollout.exploration import own_exploration
@@ -44,16 +45,24 @@ class EvaluationThread:
         self._under_way: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._is_closed = False
+        #: How many evaluations there were, and what came of the last one.
+        self.num_done = 0
+        self.last: Result = {}
         self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name="swath-evaluator", daemon=True)
         self._thread.start()
         _threads.add(self)
+        try:
+            result_of(self.call(backend.prepare))
+        except BaseException:
+            self.shut_down(2.0)
+            raise
 
     @property
     def is_busy(self) -> bool:
         return any(not future.done() for future in tuple(self._under_way))
 
-    def submit(self, weights: Weights | None, step: int) -> Future[Result]:
+    def submit(self, weights: Weights, step: int) -> Future[Result]:
         return self.call(lambda: self._evaluate(weights, step))
 
     def call(self, do: Callable[[], Any]) -> Future[Any]:
@@ -65,6 +74,13 @@ class EvaluationThread:
             self._tasks.put(_Task(do, future))
         future.add_done_callback(self._under_way.discard)
         return future
+
+    def require_other(self, what: str) -> None:
+        """Raise in this thread, which calls ``on_result``, before it waits for itself."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                f"{what}() in on_result waits for itself: trigger_eval() there, with busy_policy='queue'"
+            )
 
     def _work(self) -> None:
         try:
@@ -88,9 +104,10 @@ class EvaluationThread:
             with suppress(InvalidStateError):
                 task.future.set_result(result)
 
-    def _evaluate(self, weights: Weights | None, step: int) -> Result:
-        metrics = self._backend.run(weights)
+    def _evaluate(self, weights: Weights, step: int) -> Result:
+        metrics = self._backend.run(weights, step)
         result = {f"{self._prefix}/{name}": value for name, value in {**metrics, "step": step}.items()}
+        self.num_done, self.last = self.num_done + 1, result
         if self._on_result is not None:
             try:
                 self._on_result(_flat_tensordict(result))

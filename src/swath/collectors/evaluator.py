@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, Literal, Self
 
-import gymnasium
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
@@ -16,14 +15,19 @@ from torch import nn
 
 from swath.collectors.devices import DeviceLike
 from swath.collectors.evaluation import EvaluationPlan, Key
-from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend, Weights
+from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend
+from swath.collectors.evaluation_ray import RayBackend
+from swath.collectors.evaluation_schemes import check_schemes
 from swath.collectors.evaluation_thread import EvaluationThread, Result, result_of
 from swath.collectors.numbers import positive_int
 from swath.collectors.single import Collector
 from swath.copying import NotCopied
-from swath.envs.base import EnvBase
+from swath.data.trajectories import TrajFormat
+from swath.envs.making import is_env
+from swath.hints import ExplainsGuesses, explains_unknown
 from swath.states import require_counters
-from swath.weight_update.weights import flat_weights
+from swath.weight_update.scheme import WeightSyncScheme
+from swath.weight_update.weights import flat_weights, weights_for_part
 
 BusyPolicy = Literal["error", "skip", "queue"]
 
@@ -34,9 +38,15 @@ _NOT_FOR_COLLECTORS = (
     *("create_env_fn", "policy", "policy_factory", "frames_per_batch", "total_frames", "max_frames_per_traj"),
     *("exploration_type", "device", "interruptor", "replay_buffer", "split_trajs", "trajs_per_batch"),
 )
+#: … and what an evaluation has no place for: episodes are neither postprocessed, nor random, nor cut at batches.
+_WITHOUT_EFFECT = (
+    *("postproc", "init_random_frames", "set_truncated", "reset_at_each_iter", "return_same_td", "extend_buffer"),
+    *("pre_collect_hook", "post_collect_hook", "weight_updater", "num_collectors", "backend", "backend_options"),
+    *("sync", "worker_idx", "traj_pool", "control"),
+)
 
 
-class Evaluator(NotCopied):
+class Evaluator(NotCopied, ExplainsGuesses):
     """Lets a policy play whole episodes, and tells what it got.
 
     ``evaluate`` waits for the result. ``trigger_eval`` does not: training goes on, and ``poll`` or ``wait`` give
@@ -52,20 +62,25 @@ class Evaluator(NotCopied):
         num_trajectories: how many episodes.
         max_steps: truncate them after this many steps.
         frames_per_batch: how many frames to play between two looks at which episodes are over; ``max_steps`` or 1000.
-        collector_cls, collector_kwargs: ``Collector`` or a subclass, and further arguments for it.
+        collector_cls, collector_kwargs: ``Collector`` or a subclass (or its name), and further arguments for it;
+            ``traj_format="cat"`` is for what ``metrics_fn`` gets.
+        weight_sync_schemes: evaluate in a process, and have weights brought there by these, by model id: "policy",
+            or a path such as "env.transform[0]". Without, all weights that are given are sent with the order.
         log_prefix: what names in results begin with.
         reward_keys, done_keys: where rewards are, and what ends an episode.
         device: of policy and env.
         exploration_type: how probabilistic policies choose.
         metrics_fn: from all episodes ``[num_trajectories, longest]``, padded with zeros, with a
-            ``("collector", "mask")``, to further entries of the result.
-        dump_video: call ``dump()`` of the env, or of its transform, after each evaluation, if there is one.
+            ``("collector", "mask")``, to further entries of the result; or, with ``traj_format="cat"``, from episodes
+            one behind the other, told apart by ``("collector", "traj_ids")``. Called where the evaluation is done.
+        dump_video: call ``dump(step=...)`` of the env, and of its transforms, after each evaluation: of those that have
+            it, and without the step if they take none.
         on_result: called with each result as a flat TensorDict, in the evaluator's thread. What it raises is logged.
-        busy_policy: when one is triggered while another runs: "error" raises, "skip" returns False, "queue" waits.
-        backend: "thread", or "process", in which env and policy are made: ``env`` must be a function then, and
-            ``policy_factory`` be given.
-        init_fn: called first in the process.
-        num_gpus, ray_kwargs: for a Ray actor, which there is none of yet.
+        busy_policy: when one is triggered while another runs: "skip" returns False, "error" raises, "queue" waits.
+        backend: "thread"; or "process", or "ray" (an actor), in which env and policy are made: ``env`` must be a
+            function then, and ``policy_factory`` be given.
+        init_fn: called first in the process; in an actor, before anything is imported.
+        num_gpus, ray_kwargs: of the actor, and further options of ``ray.remote`` for it.
 
     Raises:
         ValueError: an unknown ``backend`` or ``busy_policy``, both or neither of ``policy`` and ``policy_factory``, or
@@ -80,6 +95,7 @@ class Evaluator(NotCopied):
 
     _owns = "a thread or a process that evaluates"
 
+    @explains_unknown
     def __init__(
         self,
         env: Any,
@@ -89,9 +105,9 @@ class Evaluator(NotCopied):
         num_trajectories: int = 10,
         max_steps: int | None = None,
         frames_per_batch: int | None = None,
-        collector_cls: type[Collector] | None = None,
+        collector_cls: type[Collector] | str | None = None,
         collector_kwargs: Mapping[str, Any] | None = None,
-        weight_sync_schemes: None = None,
+        weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None,
         log_prefix: str = "eval",
         reward_keys: Key = ("next", "reward"),
         done_keys: Key = ("next", "done"),
@@ -100,7 +116,7 @@ class Evaluator(NotCopied):
         metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
         dump_video: bool = True,
         on_result: Callable[[TensorDictBase], Any] | None = None,
-        busy_policy: BusyPolicy = "error",
+        busy_policy: BusyPolicy = "skip",
         backend: str = "thread",
         init_fn: Callable[[], Any] | None = None,
         num_gpus: float = 1,
@@ -108,9 +124,16 @@ class Evaluator(NotCopied):
     ) -> None:
         if busy_policy not in _BUSY_POLICIES:
             raise ValueError(f"busy_policy must be one of {', '.join(_BUSY_POLICIES)}; got {busy_policy!r}")
+        if weight_sync_schemes is not None and backend == "ray":
+            raise TypeError(
+                "weight_sync_schemes are for a process; to a Ray actor Ray brings the weights: leave them out"
+            )
+        schemes = None if weight_sync_schemes is None else check_schemes(weight_sync_schemes)
+        if schemes is not None and backend == "thread":  # as in TorchRL
+            backend = "process"
         _check_sources(backend, env, policy, policy_factory)
-        if weight_sync_schemes is not None:
-            raise TypeError("an Evaluator carries weights itself: give them to evaluate() or trigger_eval()")
+        settings = dict(collector_kwargs or {})
+        traj_format = _check_format(settings.pop("traj_format", None))
         plan = EvaluationPlan(
             env=env,
             policy=policy,
@@ -118,8 +141,9 @@ class Evaluator(NotCopied):
             num_trajectories=positive_int("num_trajectories", num_trajectories),
             max_steps=None if max_steps is None else positive_int("max_steps", max_steps),
             frames_per_batch=None if frames_per_batch is None else positive_int("frames_per_batch", frames_per_batch),
-            collector_cls=_check_collector(collector_cls, collector_kwargs or {}),
-            collector_kwargs=dict(collector_kwargs or {}),
+            collector_cls=_check_collector(collector_cls, settings),
+            collector_kwargs=settings,
+            traj_format=traj_format,
             reward_key=reward_keys,
             done_key=done_keys,
             device=device,
@@ -134,9 +158,15 @@ class Evaluator(NotCopied):
         self._lock = threading.Lock()
         #: Those of ``trigger_eval`` that were not read, in order.
         self._triggered: deque[Future[Result]] = deque()
-        self._backend: EvaluationBackend = (
-            ProcessBackend(plan, init_fn) if backend == "process" else ThreadBackend(plan)
-        )
+        #: The models that weights can be given for; None: the policy, and what any path leads to.
+        self._models = None if schemes is None else tuple(schemes)
+        self._backend: EvaluationBackend
+        if backend == "ray":
+            self._backend = RayBackend(plan, init_fn, {"num_gpus": num_gpus, **(ray_kwargs or {})})
+        elif backend == "process":
+            self._backend = ProcessBackend(plan, init_fn, schemes)
+        else:
+            self._backend = ThreadBackend(plan)
         self._thread = EvaluationThread(self._backend, log_prefix, on_result)
 
     # -- evaluating ------------------------------------------------------------------------------------------------
@@ -150,18 +180,20 @@ class Evaluator(NotCopied):
             weights: a module's, a TensorDict's, a state dict's. Without, those that the trained ``policy`` has now; if
                 there was a ``policy_factory``, those that were evaluated last.
             step: for the result's ``step``; without, evaluations are counted.
-            weights_dict: ``{"policy": weights}``, instead of ``weights``.
+            weights_dict: weights by model: ``"policy"`` (if they are not given as ``weights``), and paths such as
+                ``"env.transform[0]"``, whose weights are all that the transform's state has.
         """
-        source = _choose_weights(weights, weights_dict)
+        sources = self._choose_weights(weights, weights_dict)
+        self._thread.require_other("evaluate")
         with self._lock:
-            future = self._submit(source, step)
+            future = self._submit(sources, step)
         return result_of(future)
 
     def trigger_eval(
         self, weights: Any = None, step: int | None = None, *, weights_dict: Mapping[str, Any] | None = None
     ) -> bool:
         """Start an evaluation, with arguments as those of ``evaluate``; False if it was skipped."""
-        source = _choose_weights(weights, weights_dict)
+        sources = self._choose_weights(weights, weights_dict)
         with self._lock:
             if self._thread.is_busy and self._busy_policy == "skip":
                 return False
@@ -170,13 +202,31 @@ class Evaluator(NotCopied):
                     "an evaluation is under way: wait() for it, ask `pending` first, or make the Evaluator with "
                     "busy_policy='skip' or 'queue'"
                 )
-            self._triggered.append(self._submit(source, step))
+            self._triggered.append(self._submit(sources, step))
         return True
 
-    def _submit(self, source: Any, step: int | None) -> Future[Result]:
-        if source is None and isinstance(self._policy, nn.Module):
-            source = self._policy
-        weights = None if source is None else _snapshot(source)
+    def _choose_weights(self, weights: Any, weights_dict: Mapping[str, Any] | None) -> dict[str, Any]:
+        sources = {name: source for name, source in (weights_dict or {}).items() if source is not None}
+        for name in sources:
+            if name != "policy" and "." not in name:
+                raise KeyError(
+                    f"there is no model {name!r}; an Evaluator has 'policy', and what a path such as "
+                    "'env.transform[0]' leads to"
+                )
+        if weights is not None and "policy" in sources:
+            raise ValueError("give the policy's weights as weights or in weights_dict, not both")
+        if weights is not None:
+            sources["policy"] = weights
+        for name in sources:
+            if self._models is not None and name not in self._models:
+                known = ", ".join(map(repr, self._models)) or "none"
+                raise KeyError(f"weight_sync_schemes has no scheme for {name!r}; it has {known}")
+        return sources
+
+    def _submit(self, sources: dict[str, Any], step: int | None) -> Future[Result]:
+        if "policy" not in sources and isinstance(self._policy, nn.Module):
+            sources["policy"] = self._policy
+        weights = {name: _snapshot(name, source) for name, source in sources.items()}
         future = self._thread.submit(weights, self._num_own_steps if step is None else step)
         if step is None:
             self._num_own_steps += 1
@@ -198,6 +248,8 @@ class Evaluator(NotCopied):
             if not self._triggered:
                 return None
             oldest = self._triggered[0]
+        if timeout is None and not oldest.done():
+            self._thread.require_other("wait")
         try:
             oldest.exception(timeout)
         except TimeoutError:
@@ -209,6 +261,12 @@ class Evaluator(NotCopied):
                 return None
             self._triggered.popleft()
         return None if oldest.cancelled() else oldest.result()
+
+    def stats(self) -> dict[str, Any]:
+        """How many evaluations there were, whether one is under way, the numbers of the last result; never blocks."""
+        last = {name: _as_number(value) for name, value in self._thread.last.items()}
+        numbers = {name: value for name, value in last.items() if value is not None}
+        return {"evaluations": self._thread.num_done, "pending": self.pending, **numbers}
 
     @property
     def pending(self) -> bool:
@@ -222,7 +280,7 @@ class Evaluator(NotCopied):
         >>> sorted(Evaluator.extract_weights(nn.Linear(1, 1)).keys())
         ['bias', 'weight']
         """
-        weights = TensorDict({}, batch_size=[])
+        weights = TensorDict({}, batch_size=[], device="cpu")
         for name, tensor in flat_weights(module).items():
             weights[tuple(name.split("."))] = tensor.detach().clone().cpu()
         return weights
@@ -295,23 +353,36 @@ def _check_sources(backend: str, env: Any, policy: Any, policy_factory: Any) -> 
         raise ValueError("an Evaluator needs either policy or policy_factory, and not both")
     if backend == "thread":
         return
-    ready = isinstance(env, (EnvBase, gymnasium.Env, gymnasium.vector.VectorEnv))
-    if ready or not (callable(env) or isinstance(env, str)):
-        raise ValueError(f"backend={backend!r} makes the env elsewhere: give a function that makes it, not an env")
+    if is_env(env) or not (callable(env) or isinstance(env, str)):
+        raise ValueError(
+            f"backend={backend!r} makes the env elsewhere: give a function that makes it (a callable), not an env"
+        )
     if policy_factory is None:
         raise ValueError(
             f"backend={backend!r} makes the policy elsewhere: give policy_factory, and weights to evaluate"
         )
-    if backend == "ray":
-        raise NotImplementedError("an Evaluator in a Ray actor does not exist yet: use backend='process'")
+
+
+def _check_format(traj_format: Any) -> TrajFormat:
+    if traj_format not in (None, "padded", "cat"):
+        raise ValueError(f"collector_kwargs: traj_format must be 'padded' or 'cat', got {traj_format!r}")
+    return traj_format or "padded"
 
 
 def _check_collector(collector_cls: Any, collector_kwargs: Mapping[str, Any]) -> type[Collector]:
     for name in collector_kwargs:
         if name in _NOT_FOR_COLLECTORS:
             raise ValueError(f"collector_kwargs: {name} is for the Evaluator to set; it has arguments of its own")
+        if name in _WITHOUT_EFFECT and collector_kwargs[name]:
+            raise ValueError(
+                f"collector_kwargs: {name} has no effect on whole episodes that are summed up; metrics_fn sees them all"
+            )
     if collector_cls is None:
         return Collector
+    if isinstance(collector_cls, str):
+        from swath import collectors  # which has this class, too
+
+        collector_cls = getattr(collectors, collector_cls, collector_cls)
     if not (isinstance(collector_cls, type) and issubclass(collector_cls, Collector)):
         raise TypeError(
             f"collector_cls must be Collector or a subclass, got {collector_cls!r}; for several envs at a time, let "
@@ -320,16 +391,14 @@ def _check_collector(collector_cls: Any, collector_kwargs: Mapping[str, Any]) ->
     return collector_cls
 
 
-def _choose_weights(weights: Any, weights_dict: Mapping[str, Any] | None) -> Any:
-    for name in weights_dict or {}:
-        if name != "policy":
-            raise KeyError(f"there is no model {name!r}; an Evaluator has 'policy'")
-    if weights_dict and weights is not None:
-        raise ValueError("give either weights or weights_dict, not both")
-    return weights_dict["policy"] if weights_dict else weights
-
-
-def _snapshot(source: Any) -> Weights:
+def _snapshot(model_id: str, source: Any) -> Mapping[str, torch.Tensor]:
     """A copy that training does not change."""
-    tensors = flat_weights(source).items()
+    tensors = flat_weights(source if model_id == "policy" else weights_for_part(source)).items()
     return {name: tensor.detach().clone() for name, tensor in tensors if isinstance(tensor, torch.Tensor)}
+
+
+def _as_number(value: Any) -> float | None:
+    """Of an entry of a result, which may be anything that ``metrics_fn`` returns; None for what is no number."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    return value if isinstance(value, (int, float)) else None

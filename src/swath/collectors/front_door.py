@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from swath import hints
+from swath.hints import parameters_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,57 +16,38 @@ R = TypeVar("R")
 #: Arguments of TorchRL's collectors that are not here yet, and the values that ask for nothing.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
     "local_init_rb": (None, True, False),
-    **dict.fromkeys(
-        ["weight_sync_schemes", "weight_recv_schemes", "auto_register_policy_transforms", "trajs_per_write"], (None,)
-    ),
+    "weight_recv_schemes": (None,),
     **dict.fromkeys(["backend", "backend_options", "num_collectors", "sync"], (None,)),
 }
 _ENTRY = re.compile(r"^ {4}(\w[\w, ]*): ")
 
 
 def explains_unknown(init: Callable[P, R]) -> Callable[P, R]:
-    """A constructor whose caller is told what was probably meant by a name that it does not know.
+    """A collector's constructor whose caller is told what was probably meant by a name that it does not know."""
+    return hints.explains_unknown(init, _refused)
 
-    (Without ``**kwargs`` in its signature, which would keep type checkers from seeing a misspelt name.)
-    """
-    known = frozenset(inspect.signature(init).parameters)
 
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= known:
-            unknown = {name: kwargs.pop(name) for name in list(kwargs) if name not in known}
-            _refuse(type(self), {name: value for name, value in unknown.items() if not _asks_nothing(name, value)})
-        return init(self, *args, **kwargs)  # type: ignore[call-arg]
-
-    return cast("Callable[P, R]", checked)
+def _refused(collector: type, unknown: dict[str, Any]) -> dict[str, Any]:
+    """All but those of TorchRL's that ask for nothing."""
+    refused = {name: value for name, value in unknown.items() if not _asks_nothing(name, value)}
+    for name in refused:
+        if name in _NOT_YET and hints.argument_hint(collector, name) is None:
+            raise TypeError(f"{collector.__name__}: {name} is not supported by this version of swath")
+    return refused
 
 
 def _asks_nothing(name: str, value: Any) -> bool:
     return any(value is nothing for nothing in _NOT_YET.get(name, ()))
 
 
-def _refuse(collector: type, unknown: Iterable[str]) -> None:
-    hints = []
-    for name in unknown:
-        if name in _NOT_YET:
-            raise TypeError(f"{collector.__name__}: {name} is not supported by this version of swath")
-        near = difflib.get_close_matches(name, parameters_of(collector), n=1)
-        hints.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    if hints:
-        raise TypeError(f"{collector.__name__} got an unknown argument: {', '.join(hints)}")
-
-
-def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
-    """What a class can be made with: of its constructor, and of those that it hands further names on to."""
-    found: dict[str, inspect.Parameter] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        found = {**{each.name: each for each in own if each.kind is not each.VAR_KEYWORD}, **found}
-        if not any(each.kind is each.VAR_KEYWORD for each in own):
-            break
-    return found
+def needs_sync(kind: type, kwargs: Mapping[str, Any]) -> TypeError:
+    """Of a call without it: which is for what, and what else is wrong with the call."""
+    needs = (
+        f"{kind.__name__} needs sync=True or sync=False: True for batches of all envs, collected with the same weights "
+        "(PPO, A2C), False for one worker's at a time, as they come (DQN, SAC)"
+    )
+    unknown = kwargs.keys() - parameters_of(kind)
+    return TypeError(f"{hints.unknown_arguments(kind, sorted(unknown))}; and {needs}" if unknown else needs)
 
 
 def show_arguments(kind: type, documented_by: Sequence[type]) -> None:

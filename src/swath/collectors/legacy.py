@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABCMeta
 from typing import Any
 
@@ -14,6 +13,7 @@ from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
+from swath.warn import warn_user
 
 
 class Renamed(ABCMeta):
@@ -28,10 +28,8 @@ class Renamed(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         old = next(base for base in cls.__mro__ if "new" in base.__dict__)
         new: type = old.__dict__["new"]
-        warnings.warn(
-            f"{old.__name__} is now called {new.__name__}: from {_home(new)} import {new.__name__}",
-            DeprecationWarning,
-            stacklevel=2,
+        warn_user(
+            f"{old.__name__} is now called {new.__name__}: from {_home(new)} import {new.__name__}", DeprecationWarning
         )
         return new(*args, **kwargs) if cls is old else super().__call__(*args, **kwargs)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
@@ -16,8 +16,8 @@ from swath.collectors.budget import Budget
 from swath.collectors.buffer_fill import BufferFill, FillPlan, workers_can_fill
 from swath.collectors.config import WorkersConfig
 from swath.collectors.devices import DeviceLike
-from swath.collectors.front_door import explains_unknown
-from swath.collectors.remote import ENV, WORKER, Delivers, is_per_place
+from swath.collectors.front_door import explains_unknown, needs_sync
+from swath.collectors.remote import ENV, WORKER, Delivers, is_per_place, warn_started_again
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.waiting import WaitingWatch
@@ -25,7 +25,7 @@ from swath.collectors.worker_batches import WorkerBatches
 from swath.collectors.worker_specs import SpecMaker, busy_workers
 from swath.data.postprocessing import Processing, truncated_keys
 from swath.data.trajectories import TrajFormat
-from swath.errors import CollectorClosed, message_of
+from swath.errors import CollectorClosed
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.seeding import derived_seed
 from swath.process.start import check_start_method
@@ -76,7 +76,7 @@ class MultiCollector(WorkerBatches):
     def __new__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Self:
         if cls is MultiCollector:
             if sync is None:
-                raise TypeError("MultiCollector needs sync=True or sync=False")
+                raise needs_sync(cls, kwargs)
             from swath.collectors.multi_async import MultiAsyncCollector
             from swath.collectors.multi_sync import MultiSyncCollector
 
@@ -122,10 +122,12 @@ class MultiCollector(WorkerBatches):
         track_env: bool = False,
         compact_obs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: TrajFormat | None = "padded",
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
+        auto_register_policy_transforms: bool | None = None,
         interruptor: Any = None,
         update_at_each_batch: bool = False,
         weight_updater: Any = None,
@@ -170,8 +172,7 @@ class MultiCollector(WorkerBatches):
         self._tracked = [key for key, wanted in ((WORKER, config.track_worker), (ENV, config.track_env)) if wanted]
         self._interruptor = config.interruptor
         self.update_at_each_batch = config.update_at_each_batch
-        #: By worker.
-        self._seeds: dict[int, tuple[int, bool]] = {}
+        self._seeds: dict[int, tuple[int, bool]] = {}  # by worker
         #: None where each env was given a number of its own.
         self._asked_frames = config.frames_per_batch if isinstance(config.frames_per_batch, int) else None
         specs = SpecMaker(config, stride_over=self._names_trajectories)
@@ -242,7 +243,7 @@ class MultiCollector(WorkerBatches):
         return self._buffer_fill is not None
 
     def _work(self) -> Any:
-        processing = Processing(self._postprocessing, self._assembler is not None)
+        processing = Processing(self._postprocessing, 0 if self._assembler is None else self._assembler.most)
         if not self._workers_write(processing):
             return super()._work()
         self._discard_all()
@@ -258,7 +259,7 @@ class MultiCollector(WorkerBatches):
             may_join_batches=not (getattr(buffer, "rate_limiter", None) or self._resets_each_iter),
         )
         self._buffer_fill = BufferFill(
-            self, self._workers, self._scheduler, self._progress, self._waiting, plan, self._budget
+            self, self._workers, self._scheduler, self._progress, self._waiting, plan, self._budget, self._history
         )
         return self._buffer_fill
 
@@ -309,11 +310,7 @@ class MultiCollector(WorkerBatches):
 
     def _welcome_back(self, handle: WorkerHandle, error: BaseException) -> None:
         """A worker was started again: newest weights, a seed of its own, and its orders."""
-        warnings.warn(
-            f"{message_of(error)} It was started again as pid {handle.process.pid}; the episodes that it was in have "
-            "ended without a done flag where they were delivered already, and go on under new ids",
-            stacklevel=2,
-        )
+        warn_started_again(error, f"pid {handle.process.pid}")
         for scheme in self._schemes.values():
             scheme.resend(handle.number)
         if handle.number in self._seeds:
@@ -452,6 +449,9 @@ class MultiCollector(WorkerBatches):
             "layout": str(self._assignment.layout),
             "workers": self._workers.describe(),
         }
+
+    def _workers_of(self, envs: np.ndarray) -> np.ndarray:
+        return self._assignment.layout.workers_of(envs // self._description.env_size.numel())
 
     @property
     def _num_envs(self) -> int:

@@ -22,7 +22,7 @@ from swath.remote.blocks import Block, BlockLayout, BlockPool
 from swath.remote.requests import CollectRequest, CollectResult, random_in_rows, random_share
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.delivery import TRAJ_IDS
-from swath.workers.handle import WorkerHandle, has_ended
+from swath.workers.handle import WorkerHandle
 
 _SECONDS_BETWEEN_QUESTIONS = 0.02
 
@@ -286,8 +286,7 @@ class MultiAsyncCollector(MultiCollector):
             pending = self._scheduler.end(handle.number, ready.number)
             if pending is None:
                 continue
-            if self._assembler is not None:
-                self._assembler.fragments |= set(ready.fragments)
+            self._know_fragments(ready.fragments)
             self._pieces.extend(self._cut(handle.number, pending, ready))
 
     def _cut(self, worker: int, pending: _Pending, ready: CollectResult) -> list[_Piece]:
@@ -334,7 +333,7 @@ class MultiAsyncCollector(MultiCollector):
 
     def _salvage(self) -> TensorDictBase | None:
         """After a worker failed: what was complete and not delivered, its own steps too, joined in time."""
-        if not any(handle.failure is not None or has_ended(handle) for handle in self._workers.handles):
+        if not any(handle.failure is not None or not handle.is_alive for handle in self._workers.handles):
             return None  # Ctrl-C: it will be delivered later
         self._take_rest()
         pieces = [self._as_batch(piece.leaves, piece.lead) for piece in self._pieces if piece.lead == self._lead]
@@ -402,6 +401,7 @@ class MultiAsyncCollector(MultiCollector):
         for env, own in enumerate(ids, first_env):
             if num_dropped:
                 self._names[env] = int(own[num_dropped - 1]), self._own_ids.draw(1)[0]
+                self._tally.fragments.add(self._names[env][1])
             if env in self._names:
                 old, new = self._names[env]
                 if int(own[-1]) != old:  # it has ended

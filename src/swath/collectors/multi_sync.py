@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -206,8 +207,7 @@ class MultiSyncCollector(MultiCollector):
         batch.objects.update(ready.objects)
         own_rows = len(handle.spec.members) * self._layout.envs_per_member
         self._scheduler.random_frames_left -= random_in_lanes(order.random_frames, ready.steps, own_rows)
-        if self._assembler is not None:
-            self._assembler.fragments |= set(ready.fragments)
+        self._know_fragments(ready.fragments)
 
     def _abandon(self) -> None:
         batch, self._batch = self._batch, None
@@ -245,10 +245,12 @@ class MultiSyncCollector(MultiCollector):
         for key in self._tracked:
             leaves[key] = self._numbers(key, batch.steps)
         mixed = self._stores_frames and (self._join_in_time or self._threshold < 1)
-        if mixed:
+        if mixed or self._join_in_time:
             leaves[_ENV_OF_FRAME] = self._numbers(_ENV_OF_FRAME, batch.steps)
         delivered = self._arrange(batch, leaves, num_envs)
-        self._env_of_frame = delivered.pop("_env_of_frame") if mixed else None
+        numbers = delivered.pop("_env_of_frame", None)
+        self._env_of_frame = numbers if mixed else None
+        self._joined_envs = numbers if self._join_in_time else None
         return delivered
 
     def _arrange(self, batch: _Batch, leaves: dict[Key, torch.Tensor], num_envs: int | None) -> TensorDictBase:
@@ -275,8 +277,13 @@ class MultiSyncCollector(MultiCollector):
                     mark_broken(self._layout.part(leaves, members, batch.steps), common - 1)
         return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
 
-    #: Of the batch that was delivered, where frames of an env are no row of it.
+    #: Of the batch that was delivered, where frames of an env are no row of it: for the buffer, and for who counts.
     _env_of_frame: torch.Tensor | None = None
+    _joined_envs: torch.Tensor | None = None
+
+    def _envs_in(self, batch: TensorDictBase) -> np.ndarray:
+        numbers = self._joined_envs
+        return super()._envs_in(batch) if numbers is None else numbers.reshape(-1).cpu().numpy()
 
     def _put(self, batch: Any, raw: TensorDictBase) -> None:
         numbers = self._env_of_frame
@@ -364,7 +371,7 @@ class MultiSyncCollector(MultiCollector):
             return None
         leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
         leaves |= {key: self._numbers(key, batch.steps) for key in self._tracked}
-        self._env_of_frame = None  # each env is a row
+        self._env_of_frame = self._joined_envs = None  # each env is a row
         return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
 
 

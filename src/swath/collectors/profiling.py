@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,8 @@ import torch
 class ProfileConfig:
     """What to profile: ``num_rollouts`` in all, of which the first ``warmup_rollouts`` do not count.
 
-    The trace (Chrome's format) goes to ``save_path``, or the profiler to ``on_trace_ready``.
+    The trace (Chrome's format) goes to ``save_path``, or the profiler to ``on_trace_ready``. Without either, it goes to
+    a new ``swath-trace-….json`` in the folder of temporary files, and that is said when it is written.
     """
 
     num_rollouts: int = 3
@@ -68,6 +72,11 @@ class RolloutProfiler:
             if config.save_path is not None:
                 Path(config.save_path).parent.mkdir(parents=True, exist_ok=True)
                 self._profiler.export_chrome_trace(str(config.save_path))
+            elif config.on_trace_ready is None:
+                descriptor, path = tempfile.mkstemp(prefix=f"swath-trace-{os.getpid()}-", suffix=".json")
+                os.close(descriptor)
+                self._profiler.export_chrome_trace(path)
+                print(f"swath: the profile is in {path}; open it with ui.perfetto.dev", file=sys.stderr, flush=True)
 
     @property
     def finished(self) -> bool:

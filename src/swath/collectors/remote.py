@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,13 +13,16 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.collectors.arguments import alike_or_each
+from swath.collectors.asking import arguments_of_calls
 from swath.collectors.base import BaseCollector
 from swath.collectors.budget import Budget
 from swath.collectors.scheduler import Scheduler
-from swath.errors import CollectorClosed, EnvError
+from swath.errors import CollectorClosed, EnvError, message_of
 from swath.keys import Key, nested
+from swath.paths import parts_of_path
 from swath.process.fair_lock import FairLock
 from swath.rollout.layout import Field
+from swath.warn import warn_user
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.weights import (
     choose_sources,
@@ -41,6 +43,8 @@ class RemoteCollector(BaseCollector):
 
     A subclass says how places are asked (``_ask_each``) and how weights reach them (``_send``).
     """
+
+    _inner = ("check_state", "lock", "next_traj_id", "random_frames_due", "sends_weights", "set_weights")
 
     #: What a place is called, and how one says that something is there.
     _place: ClassVar[str]
@@ -81,6 +85,12 @@ class RemoteCollector(BaseCollector):
     @abstractmethod
     def _send(self, sources: Mapping[str, Any], places: int | Sequence[int] | None) -> None:
         """Send weights that were checked; counts the policy's version up."""
+
+    def _know_fragments(self, fragments: Iterable[int]) -> None:
+        """Ids of trajectories that are no whole episodes."""
+        self._tally.fragments.update(fragments)
+        if self._assembler is not None:
+            self._assembler.fragments.update(fragments)
 
     # -- who may do what -------------------------------------------------------------------------------------------
 
@@ -150,11 +160,8 @@ class RemoteCollector(BaseCollector):
         Without arguments, those of the policy that the collector was made with. Returns when all (or those of
         ``worker_ids``) have applied them, each between two steps.
         """
-        if policy_weights is not None:
-            warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
-            weights = policy_weights
-        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
-        with self._while_open():
+        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id, policy_weights)
+        with self._while_open(), self._recorded_update():
             self._update(sources, worker_ids, is_named=model_id is not None or weights_dict is not None)
 
     def _update(self, sources: Mapping[str, Any], places: int | Sequence[int] | None, *, is_named: bool) -> None:
@@ -273,17 +280,19 @@ class RemoteCollector(BaseCollector):
     def _first_place(self) -> int:
         return 0
 
-    def getattr_rb(self, name: str) -> Any:
-        return getattr(self.replay_buffer, name)
-
     def get_distant_attr(self, path: str) -> list[Any]:
-        """An attribute of each place's collector by its dotted path, such as ``"env.batch_size"``."""
+        """What a path leads to in each place's collector: ``"worker_idx"``, ``"env.transform[0].loc"``.
+
+        Of several envs in a place it is a list with what is in each.
+        """
         self._require_open()
+        parts_of_path(path)  # what is none is refused here
         return [answer for _, answer in self._ask_each("get_distant_attr", path)]
 
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``path`` (such as ``"env.set_level"``) in every place."""
+        """Call ``path`` (such as ``"env.set_level"``, or ``"env.transform[0].freeze"``) in every place."""
         self._require_open()
+        parts_of_path(path)
         return [answer for _, answer in self._ask_each("cascade_execute", path, *args, **kwargs)]
 
     def map_fn(
@@ -291,14 +300,11 @@ class RemoteCollector(BaseCollector):
     ) -> list[Any]:
         """Call a method of each place's collector with its own arguments."""
         self._require_open()
-        for what, given in (("list_of_args", list_of_args), ("list_of_kwargs", list_of_kwargs)):
-            if given is not None and len(given) != self.num_workers:
-                raise ValueError(f"map_fn: {what} has {len(given)} entries for {self.num_workers} {self._place}s")
-        args = list_of_args or [()] * self.num_workers
-        kwargs = list_of_kwargs or [{}] * self.num_workers
+        parts_of_path(name)
+        calls = arguments_of_calls(list_of_args, list_of_kwargs, self.num_workers, self._place)
         answers = [
-            self._ask_place(place, "cascade_execute", name, *args[place], **kwargs[place])
-            for place in range(self.num_workers)
+            self._ask_place(place, "cascade_execute", name, *args, **kwargs)
+            for place, (args, kwargs) in enumerate(calls)
         ]
         return [answer[0] for answer in answers if answer]
 
@@ -365,6 +371,14 @@ class Delivers:
             else f"{differing}: {mine.get(differing)} against {theirs.get(differing)}"
         )
         raise EnvError(f"{who} delivers other data than {first_who}: {what}; all envs must be alike")
+
+
+def warn_started_again(error: BaseException, who: str) -> None:
+    """What was lost, and that it is there again."""
+    warn_user(
+        f"{message_of(error)} It was started again as {who}; the episodes that it was in have ended without a done "
+        "flag where they were delivered already, and go on under new ids"
+    )
 
 
 def is_per_place(source: Any) -> bool:

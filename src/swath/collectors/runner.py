@@ -18,6 +18,7 @@ from swath.collectors.randomness import GENERATOR_LOCK, RandomStream
 from swath.collectors.saved import SavedParts
 from swath.collectors.threads import limited_threads, threads_left
 from swath.envs.base import EnvBase
+from swath.envs.policy_transforms import complete_env
 from swath.keys import Key
 from swath.modules.random_policy import RandomPolicy
 from swath.rollout.boundaries import TrajectoryIds
@@ -28,6 +29,15 @@ from swath.rollout.layout import CPU, Field, Layout
 from swath.rollout.loop import Rollout, first_observations
 from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.rollout.structure import Structure
+from swath.timeline.recorder import Recorder
+from swath.timeline.recording import Recording
+from swath.workers.recordings import WorkerRecordings
+
+#: What workers and hosts ask of a collector, besides what users do.
+FOR_WORKERS = (
+    *("collect_into", "collect_part", "flat_rollout", "runner"),
+    *("salvage_into", "send_weights", "worker_idx"),
+)
 
 
 @dataclass
@@ -69,6 +79,8 @@ class Runner:
         if max_steps is not None and env.limit_episodes(max_steps):
             max_steps = None
         given = config.policy_factory() if config.policy_factory is not None else config.policy
+        if config.auto_register_policy_transforms:
+            env = complete_env(env, given)
         stamps = Stamps(
             traj_ids=config.track_traj_ids,
             step_count=max_steps is not None,
@@ -123,6 +135,17 @@ class Runner:
             action_specs=random_specs(self.policy),
             control=self.control,
         )
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on record what is done here, and in the env's workers."""
+        self.rollout.control.recorder = recorder
+        for pool in self.env.worker_pools:
+            pool.record(WorkerRecordings("env worker"))
+
+    def stop_recording(self) -> list[Recording]:
+        """What the env's workers did."""
+        self.rollout.control.recorder = None
+        return [recording for pool in self.env.worker_pools for recording in pool.stop_recording()]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -11,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath.collectors.asking import arguments_of_calls, call_found, chosen_envs
 from swath.collectors.backends import FRONT_DOOR, is_asked_for, make_collector, refuse_front_door
 from swath.collectors.base import BaseCollector
 from swath.collectors.budget import Budget
@@ -18,19 +18,24 @@ from swath.collectors.config import SingleConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
-from swath.collectors.runner import Runner
+from swath.collectors.runner import FOR_WORKERS, Runner
+from swath.collectors.scheme_ends import SchemeEnds
 from swath.data.postprocessing import truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase
-from swath.envs.making import make_env
-from swath.envs.paths import parts_of, resolve_path
-from swath.errors import CollectorClosed, EnvClosed
+from swath.envs.making import is_ready_made, make_env
+from swath.envs.paths import parts_of
+from swath.errors import EnvClosed
 from swath.keys import Key, leaves_of
+from swath.paths import resolve_path
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import Control
 from swath.rollout.layout import Layout
 from swath.rollout.loop import Rollout
 from swath.rollout.plan import PolicyPlan
+from swath.timeline.recorder import Kind, Recorder
+from swath.timeline.recording import Recording
+from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.strategy import apply_to_all
 from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import apply_weights, choose_sources, weights_for_part
@@ -57,6 +62,7 @@ class Collector(BaseCollector):
     [torch.Size([50]), torch.Size([50])]
     """
 
+    _inner = FOR_WORKERS
     _assignable = BaseCollector._assignable | {"exploration_type", "reset_at_each_iter", "return_same_td"}
 
     @property
@@ -68,6 +74,7 @@ class Collector(BaseCollector):
     def exploration_type(self, exploration_type: InteractionType | str | None) -> None:
         self.runner.explore(exploration_type)
 
+    _gathering = Kind.COLLECT
     _config_class = SingleConfig
     _not_kept = FRONT_DOOR
 
@@ -109,6 +116,8 @@ class Collector(BaseCollector):
         replay_buffer: Any = None,
         extend_buffer: bool = True,
         weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None,
+        weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None,
         trust_policy: bool | None = None,
         compile_policy: bool | dict[str, Any] | None = None,
         cudagraph_policy: bool | dict[str, Any] | None = None,
@@ -118,10 +127,12 @@ class Collector(BaseCollector):
         track_traj_ids: bool = True,
         compact_obs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: TrajFormat | None = "padded",
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
+        auto_register_policy_transforms: bool | None = None,
         num_collectors: int | None = None,
         backend: str | None = None,
         backend_options: Mapping[str, Any] | None = None,
@@ -138,7 +149,7 @@ class Collector(BaseCollector):
     def _build(self, config: SingleConfig) -> None:
         config.devices()  # one that is not there is found out before an env is made
         env = make_env(config.create_env_fn, config.create_env_kwargs)
-        self._build_around(env, config, is_made_here=env is not config.create_env_fn)
+        self._build_around(env, config, is_made_here=not is_ready_made(config.create_env_fn))
 
     def _build_around(self, env: EnvBase, config: SingleConfig, is_made_here: bool) -> None:
         self._made_env = is_made_here
@@ -169,6 +180,8 @@ class Collector(BaseCollector):
         if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in runner.fields):
             raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
         super().__init__(budget, postprocessing, assembler, config.replay_buffer, config.extend_buffer)
+        self._tally.fragments, self._tally.shares_fragments = runner.fragments, assembler is not None
+        self._scheme_ends = SchemeEnds(self, self._apply_to, config)
         if assembler is not None:
             assembler.fragments = runner.fragments
         if hasattr(postprocessing.postproc, "to") and runner.devices.storing is not None:
@@ -204,6 +217,12 @@ class Collector(BaseCollector):
     def _make_rollout(self, budget: Budget, plan: PolicyPlan | None, layout: Layout) -> Rollout:
         return self.runner.in_step(budget.steps_per_batch, plan, layout)
 
+    def _begin_recording(self, recorder: Recorder) -> None:
+        self.runner.record(recorder)
+
+    def _recordings_elsewhere(self) -> list[Recording]:
+        return self.runner.stop_recording()
+
     def _work(self) -> Any:
         work = super()._work()
         work.control = self._rollout.control
@@ -216,7 +235,8 @@ class Collector(BaseCollector):
 
     def _collect_batch(self, num_steps: int, num_envs: int | None) -> TensorDictBase:
         if self._closed:
-            raise CollectorClosed(f"this collector was shut down after {self._frames:,} frames; make a new one")
+            raise self._is_closed()
+        self._scheme_ends.wait_for_first()
         rollout = self._rollout
         self._restart_if_asked()
         with rollout.control.collecting(), self.runner.running():
@@ -232,8 +252,7 @@ class Collector(BaseCollector):
         if self.reset_at_each_iter and self._iter:
             self._restart()
 
-    # Batches for a host, who counts their frames.
-
+    # Batches for a host, who counts their frames:
     def collect_into(self, leaves: Mapping[Key, torch.Tensor], num_steps: int, random_frames: int = 0) -> int:
         """For a worker: a batch into memory of the runner's ``fields``; how many steps it got.
 
@@ -274,6 +293,7 @@ class Collector(BaseCollector):
         """
         self._require_still("rollout")
         batch = self.flat_rollout()
+        self._count_episodes(batch)  # those that go on in it end later
         if self._buffer_writer is not None or self._assembler is not None:
             self._rollout.give_up()
         if self._assembler is not None:
@@ -288,16 +308,7 @@ class Collector(BaseCollector):
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Start new episodes (in the envs of ``index``: indices or a bool mask) with the next batch."""
         self._require_still("reset")
-        env_ids = None
-        if index is not None:
-            num_envs = self._rollout.num_envs
-            chosen = torch.arange(num_envs)[index] if isinstance(index, slice) else torch.as_tensor(index)
-            if chosen.dtype == torch.bool:
-                if chosen.numel() != num_envs:
-                    raise IndexError(f"a mask of {chosen.numel()} entries for {num_envs} envs")
-                chosen = chosen.reshape(-1).nonzero()
-            env_ids = chosen.reshape(-1).tolist()
-        self._restart(env_ids, **kwargs)
+        self._restart(None if index is None else chosen_envs(index, self._rollout.num_envs), **kwargs)
 
     def _restart(self, env_ids: list[int] | None = None, **kwargs: Any) -> None:
         if self._assembler is not None and env_ids is None:
@@ -335,41 +346,49 @@ class Collector(BaseCollector):
         Without arguments, those of the policy that the collector was made with. Counts the policy's version up. With
         ``model_id="env.transform[0]"``, or another path, what is there in the env gets them.
         """
-        if policy_weights is not None:
-            warnings.warn("policy_weights= is now called weights=", DeprecationWarning, stacklevel=2)
-            weights = policy_weights
         if worker_ids not in (None, 0, [0]):
             raise ValueError(f"a Collector has one worker, 0; there is no worker {worker_ids}")
-        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id)
+        sources = choose_sources(policy_or_weights, weights, policy, weights_dict, model_id, policy_weights)
         self._raise_failure()
         for path in [name for name in sources if name != "policy"]:
             self._send_by_path(path, sources.pop(path))
         if not sources:
             return
         source = sources["policy"]
+        with self._recorded_update():
+            self._update_policy(source)
+
+    def _update_policy(self, source: Any) -> None:
         if self._updater is not None:
             self._updater.push_weights(source)
             return
         if source is None and isinstance(self.runner.given_policy, torch.nn.Module):
             source = self.runner.given_policy
+        if self._scheme_ends.passing_on.is_off("policy"):
+            return
         # The user's own object may collect: what was trained is in it already.
         self.send_weights(None if source is self.policy else source)
+        self._scheme_ends.passing_on.send("policy", source)
 
     def _send_by_path(self, path: str, weights: Any) -> None:
-        if "." not in path:
-            raise KeyError(
-                f"there is no model {path!r}; this collector has 'policy', and what a path such as 'env.transform[0]' "
-                "leads to"
-            )
-        if weights is None:
-            raise TypeError(f"update_policy_weights_: give the weights for {path!r}")
-        parts, weights = parts_of(self, path), weights_for_part(weights)
-        self.runner.change_weights(lambda: apply_to_all(parts, weights), in_env=True)
+        passing_on = self._scheme_ends.passing_on
+        weights = passing_on.weights_for(path, weights)
+        if not passing_on.leaves_alone(path, self):
+            self._apply_to(path, weights)
+        passing_on.send(path, weights)
+
+    def _apply_to(self, model_id: str, weights: Any, version: int | None = None) -> None:
+        """Between two steps: weights of the policy (None if it has them), or of what a path leads to."""
+        if model_id == "policy":
+            policy = self.policy
+            self.runner.change_weights(None if weights is None else lambda: apply_weights(policy, weights), version)
+            return
+        parts, weights = parts_of(self, model_id), weights_for_part(weights)
+        self.runner.change_weights(lambda: apply_to_all(parts, weights), version, in_env=True)
 
     def send_weights(self, weights: Any, worker_ids: Any = None) -> None:
         """Weights of the policy, for updaters; None if it has them. Applied between two steps."""
-        policy = self.policy
-        self.runner.change_weights(None if weights is None else lambda: apply_weights(policy, weights))
+        self._apply_to("policy", weights)
 
     @property
     def policy_version(self) -> int:
@@ -425,35 +444,27 @@ class Collector(BaseCollector):
     def getattr_env(self, name: str) -> Any:
         return getattr(self.env, name)
 
-    def getattr_rb(self, name: str) -> Any:
-        return getattr(self.replay_buffer, name)
+    def get_distant_attr(self, path: str) -> Any:
+        """What a path leads to in this collector: ``"policy_version"``, ``"env.transform[0].loc"``.
 
-    def get_distant_attr(self, path: str) -> list[Any]:
-        """An attribute of this collector by its path, for each worker: here, for the one there is.
-
-        A path with an index (``"env.transform[0].loc"``) is followed in each env by itself: of several, it is a list.
+        Of envs side by side (a ``SerialEnv``, a ``ParallelEnv``), what is in each of them, as a list.
         """
-        parts = self._at(path)
-        return parts if len(parts) == 1 else [parts]
-
-    def _at(self, path: str) -> list[Any]:
-        return parts_of(self, path) if "[" in path else [resolve_path(self, path)]
+        return resolve_path(self, path)
 
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """Call ``path`` (such as ``"env.close"``, or ``"env.transform[0].freeze"``) where the envs are: here."""
-        results = [method(*args, **kwargs) for method in self._at(path)]
-        return results[0] if len(results) == 1 else results
+        return call_found(resolve_path(self, path), path, args, kwargs)
 
     def map_fn(
         self, name: str, list_of_args: Sequence[Any] | None = None, list_of_kwargs: Sequence[Any] | None = None
     ) -> list[Any]:
-        """Call a method of each worker with its own arguments: here, of the one there is."""
-        for what, given in (("list_of_args", list_of_args), ("list_of_kwargs", list_of_kwargs)):
-            if given is not None and len(given) != 1:
-                raise ValueError(f"map_fn: {what} has {len(given)} entries for 1 worker")
-        args = list_of_args[0] if list_of_args else ()
-        kwargs = list_of_kwargs[0] if list_of_kwargs else {}
-        return [self.cascade_execute(name, *args, **kwargs)]
+        """Call a method once with each of these arguments; a list of what it returned.
+
+        >>> Collector("CartPole-v1", frames_per_batch=50).map_fn("env.set_seed", [(1, True), (2, True)])
+        [1, 2]
+        """
+        calls = arguments_of_calls(list_of_args, list_of_kwargs)
+        return [self.cascade_execute(name, *args, **kwargs) for args, kwargs in calls]
 
     def fake_tensordict(self) -> TensorDictBase:
         """Zeros with every key, shape and dtype of a batch."""
@@ -474,6 +485,8 @@ class Collector(BaseCollector):
         return self.policy
 
     def _close(self, close_env: bool) -> None:
+        if "_scheme_ends" in self.__dict__:
+            self._scheme_ends.close()
         if close_env:
             self.env.close(raise_if_closed=False)
 

@@ -14,12 +14,21 @@ from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.remote.blocks import BlockPool
 from swath.remote.requests import CollectRequest, WorkerDescription
+from swath.timeline.recorder import Gauge, Recorder
+from swath.timeline.recording import Recording
 from swath.workers.handle import WorkerHandle
 from swath.workers.pool import WorkerPool
+from swath.workers.recordings import WorkerRecordings
 
 
 class WorkerBatches(RemoteCollector):
     """The part of a collector in worker processes that collects; how a batch is put together, subclasses know."""
+
+    _inner = (
+        *("batch_lead", "deliver_flat", "description", "first_env_of_batch"),
+        *("look_at_workers", "seconds_of_workers", "wake_worker", "worker_answered"),
+        *("worker_gone", "worker_sentinel"),
+    )
 
     _place = "worker"
     _where = "in the workers"
@@ -33,6 +42,22 @@ class WorkerBatches(RemoteCollector):
     _description: WorkerDescription
     #: The blocks that batches are delivered in.
     _pools: Sequence[BlockPool] = ()
+
+    # -- tracing ---------------------------------------------------------------------------------------------------
+
+    def _begin_recording(self, recorder: Recorder) -> None:
+        self._workers.record(WorkerRecordings())
+
+    def _recordings_elsewhere(self) -> list[Recording]:
+        return self._workers.stop_recording()
+
+    def gauges(self) -> dict[Gauge, float]:
+        applied = [handle.page.integer("policy_version") for handle in self._workers.handles]
+        return {
+            **super().gauges(),
+            Gauge.POLICY_LAG: self._policy_version - min(applied),
+            Gauge.SHARED_BYTES: sum(pool.num_bytes for pool in self._pools),
+        }
 
     # -- asking ----------------------------------------------------------------------------------------------------
 

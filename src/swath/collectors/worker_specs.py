@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from swath.collectors.assignment import Assignment, RequestedEnv
 from swath.collectors.config import WorkersConfig
 from swath.envs.making import make_env
+from swath.envs.policy_transforms import complete_env
 from swath.process.seeding import draw_base_seed
 from swath.process.start import StartMethod
 from swath.remote.requests import WorkerSpec
@@ -57,6 +58,7 @@ class SpecMaker:
             base_seed=self._base_seed,
             num_threads=config.num_sub_threads,
             init_fn=config.init_fn,
+            complete_env=complete_env if config.auto_register_policy_transforms else None,
         )
 
 

@@ -11,6 +11,7 @@ from swath.data.replay_buffer import ReplayBuffer
 from swath.data.reward_to_go import Reward2GoTransform
 from swath.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from swath.data.slices import SliceSampler
+from swath.data.slices_once import SliceSamplerWithoutReplacement
 from swath.data.storage_base import Storage
 from swath.data.storages import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from swath.data.tensordict_buffer import (
@@ -48,6 +49,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SamplesPerInsert",
     "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "Storage",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
@@ -57,10 +59,11 @@ __all__ = [
     "Writer",
 ]
 
+if not TYPE_CHECKING:  # for whom every name would be one of ours
 
-def __getattr__(name: str) -> Any:
-    if name == "RayReplayBuffer":
-        from swath.data.ray_buffer import RayReplayBuffer
+    def __getattr__(name: str) -> Any:
+        if name == "RayReplayBuffer":
+            from swath.data.ray_buffer import RayReplayBuffer
 
-        return RayReplayBuffer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return RayReplayBuffer
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from swath.data.postprocessing import Processing, Processor, as_one_row
 from swath.data.replay_buffer import ReplayBuffer
-from swath.data.sequences import MASK
+from swath.data.sequences import MASK, unnamed
 
 
 class BufferWriter(Protocol):
@@ -75,9 +75,9 @@ class FrameWriter:
         has_mask = batch.get(MASK, None) is not None
         by_env = batch.shape == raw.shape and not has_mask
         if self._prepare(by_env) and by_env:
-            self.buffer.write_rows(_unnamed(batch).reshape(-1, batch.shape[-1]), first_env)
+            self.buffer.write_rows(unnamed(batch).reshape(-1, batch.shape[-1]), first_env)
             return
-        row = as_one_row(_unnamed(batch))
+        row = as_one_row(unnamed(batch))
         is_of_one = raw.batch_size.numel() == raw.shape[-1]
         if not has_mask and not is_of_one and isinstance(self.buffer, ReplayBuffer):
             self.buffer.require_ids(row[0])
@@ -86,7 +86,7 @@ class FrameWriter:
 
     def write_mixed(self, batch: TensorDictBase, env_index: np.ndarray) -> None:
         self._prepare(True)
-        self.buffer.write_mixed(_unnamed(batch), env_index)
+        self.buffer.write_mixed(unnamed(batch), env_index)
 
     def _prepare(self, by_env: bool) -> bool:
         if self._by_env is None:
@@ -157,11 +157,3 @@ class OwnWriter:
     def drop(self) -> None:
         """Episodes under way will not go on."""
         self._processor.drop()
-
-
-def _unnamed(batch: TensorDictBase) -> TensorDictBase:
-    """With other dimensions than it had, names are lost or in the way."""
-    if batch.names is not None and any(name is not None for name in batch.names):
-        batch = batch.copy()
-        batch.names = None
-    return batch

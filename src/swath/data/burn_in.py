@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from swath.data.sequences import BatchTransform, refuse_number
 from swath.keys import Key, as_key, show
+from swath.warn import warn_user
 
 
 class BurnInTransform(BatchTransform):
@@ -113,9 +113,8 @@ class BurnInTransform(BatchTransform):
 def _of_next(keys: Sequence[NestedKey]) -> Iterator[Key]:
     for key in map(as_key, keys):
         if key[0] == "next" and len(key) > 1:
-            warnings.warn(
-                f"BurnInTransform: out_keys are read from 'next' anyway; {show(key[1:])} is the same as {show(key)}",
-                stacklevel=3,
+            warn_user(
+                f"BurnInTransform: out_keys are read from 'next' anyway; {show(key[1:])} is the same as {show(key)}"
             )
             key = key[1:]
         yield key

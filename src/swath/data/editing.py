@@ -28,6 +28,7 @@ class Editing:
         self._sources = sources
         self._intake = intake
         self._drawing = drawing
+        intake.were_replaced = self._were_replaced
         self.begin()
 
     def begin(self) -> None:

@@ -79,7 +79,13 @@ def as_rows(rows: Any) -> Rows:
     """The leaves of a TensorDict ``[rows, steps]``."""
     frames = {}
     for key in rows.keys(True, True, is_leaf=is_leaf_nontensor):
-        leaf = rows.get(key)
+        try:
+            leaf = rows.get(key)
+        except RuntimeError as error:  # of a stack that is made when it is asked for
+            raise ValueError(
+                f"{show(as_key(key))} is not of one shape in all frames: a tensor storage has one for each key; use a "
+                "ListStorage"
+            ) from error
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(
                 f"{show(as_key(key))} is a {type(leaf).__name__}: a tensor storage stores tensors; use a ListStorage"
@@ -127,15 +133,15 @@ def as_frames(data: Any, batch_size: Sequence[int]) -> Any:
         ) from None
 
 
-def as_many_frames(data: Any) -> Any:
-    """As ``as_frames``, of as many frames as the first tensor of the dict is long."""
+def as_many_frames(data: Any, ndim: int = 1) -> Any:
+    """As ``as_frames``, of as many frames as the first tensor of the dict has, in its first dimension or more."""
     if not isinstance(data, dict):
         return data
     first: Any = data
     while isinstance(first, dict):
         first = next(iter(first.values()), ())
     shape = first.shape if hasattr(first, "shape") else (len(first),) if isinstance(first, (list, tuple)) else ()
-    return as_frames(data, shape[:1])
+    return as_frames(data, shape[:ndim])
 
 
 def stacked(entries: Sequence[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class Intake:
         #: One writer a track: threads of this process take turns. What a transform holds back and what is stored of the
         #: same frames are changed within one turn.
         self.lock = threading.RLock()
+        #: Told of the slots whose frames were replaced by what a writer chose them for.
+        self.were_replaced: Callable[[np.ndarray], None] = lambda slots: None
         #: Frames that were written and are counted by no track: of a buffer that was loaded, or laid out anew.
         self._written_before = 0
         #: The collector that wrote last, by a name of its own.
@@ -94,7 +96,12 @@ class Intake:
         self._planned_tracks = 1
         if not storage.is_laid_out:
             storage.lay_out(rows, 1)
-        return torch.from_numpy(self._parts.writer.write(storage, rows, 0))
+        before = len(storage)
+        slots = self._parts.writer.write(storage, rows, 0)
+        taken = np.unique(slots[(slots >= 0) & (slots < before)])
+        if len(taken):  # samplers know by themselves of frames behind the others only
+            self.were_replaced(taken)
+        return torch.from_numpy(slots)
 
     def write_mixed(self, frames: TensorDictBase, env_index: np.ndarray) -> None:
         """Add frames ``[n]`` of many envs, of each in order; ``env_index`` says whose."""

@@ -11,6 +11,7 @@ from tensordict import is_tensor_collection
 from swath.data.episode_ends import mark_frames
 from swath.data.storage_base import Storage
 from swath.data.tracks import NUM_COUNTERS, Tracks
+from swath.hints import explains_unknown
 from swath.keys import Key, as_key, show
 from swath.rollout.delivery import TRAJ_IDS
 
@@ -18,6 +19,7 @@ from swath.rollout.delivery import TRAJ_IDS
 class ListStorage(Storage):
     """Anything, in a list. Slow, and of one process; sampled entries are put together by ``collate_fn``."""
 
+    @explains_unknown
     def __init__(self, max_size: int = 1000, *, ndim: int = 1, compilable: bool = False) -> None:
         super().__init__(max_size, ndim)
         self.items: list[Any] = []

@@ -27,8 +27,8 @@ from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.memory import free_bytes, map_descriptor, new_descriptor
 from swath.rollout.layout import Field
+from swath.rollout.placement import ALIGNMENT, offsets_of, views_of
 
-_ALIGNMENT = 64
 #: A petabyte of them is an error or a trap.
 _MOST_ELEMENTS = 2**50
 
@@ -55,14 +55,11 @@ class FrameLayout:
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        offsets = [_aligned(NUM_COUNTERS * 8 * self.num_tracks)]
-        for field in self.fields:
-            offsets.append(_aligned(offsets[-1] + self.capacity * field.num_bytes))
-        return tuple(offsets)
+        return offsets_of(self.fields, self.capacity, start=NUM_COUNTERS * 8 * self.num_tracks)
 
     @property
     def num_bytes(self) -> int:
-        return max(self._offsets[-1], _ALIGNMENT)
+        return max(self._offsets[-1], ALIGNMENT)
 
     def tracks(self, memory: torch.Tensor) -> Tracks:
         counters = memory.numpy()[: NUM_COUNTERS * 8 * self.num_tracks].view(np.int64)
@@ -70,12 +67,7 @@ class FrameLayout:
 
     def leaves(self, memory: torch.Tensor) -> dict[Key, torch.Tensor]:
         """Every key, ``[capacity, *shape]``."""
-        return {
-            field.key: memory[offset : offset + self.capacity * field.num_bytes]
-            .view(field.dtype)
-            .view(self.capacity, *field.shape)
-            for field, offset in zip(self.fields, self._offsets[:-1], strict=True)
-        }
+        return views_of(memory, self.fields, self._offsets, self.capacity)
 
     def to_json(self) -> str:
         fields = [
@@ -135,10 +127,6 @@ def _dtype(value: Any) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{value!r} is no dtype")
     return dtype
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass

@@ -20,6 +20,7 @@ from swath.data.sequences import (
     refuse_number,
     steps_to_end,
     time_last,
+    unnamed,
     without_last_ones,
 )
 from swath.keys import Key, as_key, leaves_of, show
@@ -230,7 +231,7 @@ class MultiStepTransform(BatchTransform):
         Each row goes on where it ended the last time.
         """
         batch, back = time_last(data, type(self).__name__)
-        batch = _unnamed(batch)
+        batch = unnamed(batch)
         lead = batch.batch_size[:-1]
         rows = batch.reshape(lead.numel(), batch.shape[-1])
         held = sum(isinstance(key, tuple) for key in self._held)
@@ -250,7 +251,7 @@ class MultiStepTransform(BatchTransform):
         some, which do not go on; nothing of them is held back.
         """
         if first_env is None:
-            return [(None, _ahead_of(self).of(_unnamed(rows)))]
+            return [(None, _ahead_of(self).of(unnamed(rows)))]
         made = []
         lengths = [self._num_held(first_env + row) for row in range(len(rows))]
         row = 0
@@ -259,7 +260,7 @@ class MultiStepTransform(BatchTransform):
             while stop < len(rows) and lengths[stop] == lengths[row]:
                 stop += 1
             envs = range(first_env + row, first_env + stop)
-            part = self._advanced(_unnamed(rows[row:stop]), envs, marks=True)
+            part = self._advanced(unnamed(rows[row:stop]), envs, marks=True)
             if part is not None:
                 made.append((first_env + row, part))
             row = stop
@@ -355,13 +356,6 @@ def _keys(who: str, name: str, given: Sequence[NestedKey]) -> list[Key]:
 
 def _shown(given: MultiStep | MultiStepTransform) -> str:
     return f"{type(given).__name__}(n_steps={given.n_steps}, gamma={given.gamma})"
-
-
-def _unnamed(data: TensorDictBase) -> TensorDictBase:
-    if any(name is not None for name in data.names):  # of dimensions that there will not be
-        data = data.copy()
-        data.names = None
-    return data
 
 
 def _checked_gamma(who: str, gamma: Any) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,22 +15,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from swath.keys import Key, nested
 from swath.rollout.layout import Field
-
-_ALIGNMENT = 64
+from swath.rollout.placement import aligned, offsets_of, views_of
 
 Bytes = np.ndarray
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
-
-
-@lru_cache(maxsize=64)
-def _offsets(fields: tuple[Field, ...], num_frames: int) -> tuple[int, ...]:
-    offsets = [0]
-    for field in fields:
-        offsets.append(_aligned(offsets[-1] + num_frames * field.num_bytes))
-    return tuple(offsets)
 
 
 def pack_batch(fields: tuple[Field, ...], batch: TensorDictBase) -> Bytes:
@@ -44,19 +30,16 @@ def pack_batch(fields: tuple[Field, ...], batch: TensorDictBase) -> Bytes:
     torch.Size([15, 2])
     """
     num_frames = batch.batch_size.numel()
-    offsets = _offsets(fields, num_frames)
+    offsets = offsets_of(fields, num_frames)
     data = np.empty(offsets[-1], np.uint8)
-    memory = torch.from_numpy(data)
-    for field, offset in zip(fields, offsets, strict=False):
-        leaf = batch.get(field.key)
-        room = memory[offset : offset + num_frames * field.num_bytes].view(field.dtype)
-        room.view(num_frames, *field.shape).copy_(leaf.reshape(num_frames, *field.shape))
+    for key, room in views_of(torch.from_numpy(data), fields, offsets, num_frames).items():
+        room.copy_(batch.get(key).reshape(room.shape))
     return data
 
 
 def join_batches(fields: tuple[Field, ...], payloads: Sequence[Bytes], num_frames: int) -> dict[Key, torch.Tensor]:
     """Payloads of ``num_frames`` each, behind each other: ``[all frames, *shape]`` a key, in memory of its own."""
-    offsets = _offsets(fields, num_frames)
+    offsets = offsets_of(fields, num_frames)
     leaves = {}
     for field, offset in zip(fields, offsets, strict=False):
         end = offset + num_frames * field.num_bytes
@@ -75,9 +58,9 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> Bytes:
     table, offset = [], 0
     for name, tensor in tensors.items():
         table.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset))
-        offset = _aligned(offset + tensor.numel() * tensor.element_size())
+        offset = aligned(offset + tensor.numel() * tensor.element_size())
     text = json.dumps(table).encode()
-    start = _aligned(8 + len(text))
+    start = aligned(8 + len(text))
     data = np.empty(start + offset, np.uint8)
     data[:8].view(np.int64)[0] = len(text)
     data[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
@@ -92,7 +75,7 @@ def unpack_tensors(data: Bytes) -> dict[str, torch.Tensor]:
     """The tensors, in the memory of ``data`` where it may be written to."""
     length = int(data[:8].view(np.int64)[0])
     table = json.loads(data[8 : 8 + length].tobytes())
-    start = _aligned(8 + length)
+    start = aligned(8 + length)
     if not data.flags.writeable:  # torch knows no read-only tensors
         data = data.copy()
     memory = torch.from_numpy(data)

@@ -79,8 +79,12 @@ class Processing:
     """What is done to a batch before it is stored, by whoever collected it."""
 
     post: Postprocessing
-    #: Only whole episodes are stored.
-    by_episode: bool
+    #: Only whole episodes are stored, up to so many at a time; 0: frames as they come.
+    episodes_per_write: int
+
+    @property
+    def by_episode(self) -> bool:
+        return self.episodes_per_write > 0
 
     @property
     def is_nothing(self) -> bool:
@@ -103,7 +107,9 @@ class Processor:
 
     def __init__(self, processing: Processing) -> None:
         self._post = processing.post
-        self._assembler = TrajectoryAssembler(1, "cat") if processing.by_episode else None
+        self._assembler = (
+            TrajectoryAssembler(1, "cat", processing.episodes_per_write) if processing.by_episode else None
+        )
 
     def process(self, raw: TensorDictBase, fragments: Iterable[int] = ()) -> Iterator[Any]:
         """What is to be stored, now that this was collected: what it becomes, or the episodes that ended in it.

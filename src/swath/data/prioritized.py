@@ -12,6 +12,7 @@ from swath.copying import NotCopied
 from swath.data.priority_tree import PriorityTree
 from swath.data.samplers import POSITIONS, Sampler
 from swath.data.tracks import Window
+from swath.hints import explains_unknown
 
 _REDUCTIONS = {"max": np.max, "min": np.min, "mean": np.mean, "median": np.median}
 _MOST_TRIES = 100
@@ -33,6 +34,7 @@ class PrioritizedSampler(NotCopied, Sampler):
 
     _owns = "the priorities of a buffer's frames, which are of the process that samples"
 
+    @explains_unknown
     def __init__(
         self,
         max_capacity: int,

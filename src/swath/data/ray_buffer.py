@@ -18,7 +18,7 @@ from swath.data.sources import Sources
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
 from swath.process import pickling
-from swath.process.channel import Packed, pack, unpack
+from swath.process.channel import Packed, attempt, unpack
 
 _WRITE, _SAMPLE = "write", "sample"
 #: How long a call of ``sample(wait=True)`` stays with the actor before it is asked whether the collector still runs.
@@ -41,14 +41,14 @@ class _Actor:
             self._prepare(writer, num_tracks)
             return self._buffer.write_rows(unpack_tensordict(data), first_track).numpy()
 
-        return _attempt(write)
+        return attempt(write)
 
     def write_mixed(self, data: Bytes, env_index: np.ndarray, writer: str, num_tracks: int) -> Any:
         def write() -> None:
             self._prepare(writer, num_tracks)
             self._buffer.write_mixed(unpack_tensordict(data), env_index)
 
-        return _attempt(write)
+        return attempt(write)
 
     def _prepare(self, writer: str, num_tracks: int) -> None:
         """Once for every collector, however many nodes it has."""
@@ -64,7 +64,7 @@ class _Actor:
             given = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
             return self._buffer.extend(given).numpy()
 
-        return _attempt(extend)
+        return attempt(extend)
 
     def sample(self, size: int | None, wait: bool, timeout: float | None) -> Any:
         def sample() -> Any:
@@ -74,7 +74,7 @@ class _Actor:
                 return pack_tensordict(data), cloudpickle.dumps(plain)  # type: ignore[arg-type]
             return cloudpickle.dumps(data), cloudpickle.dumps(plain)
 
-        return _attempt(sample)
+        return attempt(sample)
 
     def call(self, name: str, args: bytes) -> Any:
         def call() -> Any:
@@ -82,17 +82,10 @@ class _Actor:
             value = getattr(self._buffer, name)
             return pickling.dumps(value(*positional, **keywords) if callable(value) else value)
 
-        return _attempt(call)
+        return attempt(call)
 
     def length(self) -> int:
         return len(self._buffer)
-
-
-def _attempt(do: Any) -> Any:
-    try:
-        return do()
-    except BaseException as error:
-        return pack(error)
 
 
 class RayReplayBuffer:
@@ -260,12 +253,16 @@ class RayReplayBuffer:
     def write_count(self) -> int:
         return self._call("write_count")
 
+    def stats(self) -> dict[str, Any]:
+        """As ``ReplayBuffer.stats``."""
+        return self._call("stats")
+
     @property
     def batch_size(self) -> int | None:
         return self._batch_size
 
-    def empty(self) -> None:
-        self._call("empty")
+    def empty(self, empty_write_count: bool = True) -> None:
+        self._call("empty", empty_write_count)
 
     def state_dict(self) -> dict[str, Any]:
         return self._call("state_dict")
@@ -281,6 +278,13 @@ class RayReplayBuffer:
         self._call("loads", path, allow_pickle=allow_pickle)
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    dump = save = dumps
+    load = loads
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether there is enough for a batch."""
+        return self._call("can_sample", batch_size)
 
     def close(self) -> None:
         """End the actor; what was in it is gone."""

@@ -20,7 +20,7 @@ from swath.data.indexing import is_key
 from swath.data.intake import Intake
 from swath.data.inverses import Inverted, checked_transform, inverts
 from swath.data.list_storage import ListStorage
-from swath.data.parts import BufferParts
+from swath.data.parts import FOR_WRITERS, BufferParts, check_dim_extend, check_prefetch, made_of
 from swath.data.prioritized import PrioritizedSampler
 from swath.data.rate import SamplesPerInsert
 from swath.data.samplers import RandomSampler, Sampler
@@ -30,6 +30,7 @@ from swath.data.storage_base import Storage
 from swath.data.storages import TensorStorage
 from swath.data.transform_chain import TransformChain
 from swath.data.writers import RoundRobinWriter, Writer
+from swath.hints import ExplainsGuesses, explains_unknown
 from swath.rollout.layout import Field
 from swath.states import mismatch
 
@@ -37,12 +38,11 @@ from swath.states import mismatch
 _SECONDS_BETWEEN_LOOKS = 0.002
 
 
-class ReplayBuffer(NotCopied):
+class ReplayBuffer(NotCopied, ExplainsGuesses):
     """Keeps frames, and gives some of them.
 
-    Collectors that get it as ``replay_buffer=`` write frames to it, each env's behind one another; workers write by
-    themselves while the learner samples. Nobody waits for a lock, and a sample never has a frame that was being
-    written.
+    Collectors that get it as ``replay_buffer=`` write frames to it, each env's behind one another; workers write while
+    the learner samples. Nobody waits for a lock, and a sample never has a frame that was being written.
 
     Args:
         storage: where frames are; ``ListStorage(1000)`` by default. Like sampler and writer, an object or what makes
@@ -69,6 +69,7 @@ class ReplayBuffer(NotCopied):
     (10, torch.Size([4]), tensor([0, 1, 2]))
     """
 
+    _inner = FOR_WRITERS
     _owns = "memory that collectors write to, and threads that take turns"
     _instead_of_a_copy = (
         "give it to a collector as replay_buffer=, whose workers then write to it; or make another one with the same "
@@ -77,6 +78,7 @@ class ReplayBuffer(NotCopied):
     #: Whether samples say where they are from.
     _adds_index = False
 
+    @explains_unknown
     def __init__(
         self,
         *,
@@ -99,16 +101,14 @@ class ReplayBuffer(NotCopied):
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise TypeError("give either transform or transform_factory, not both")
-        if prefetch and batch_size is None:
-            raise ValueError("prefetch needs batch_size: samples are prepared before they are asked for")
-        if prefetch and shared:
-            raise ValueError("prefetch does not go with shared=True")
-        if dim_extend is not None and dim_extend < 0:
-            raise ValueError(f"dim_extend must not be negative, got {dim_extend}")
+        if checkpointer is not None:
+            raise TypeError("checkpointer= is not there: rb.dumps(path) saves a buffer as a whole, in one format")
+        check_prefetch(prefetch, batch_size, shared)
+        check_dim_extend(dim_extend)
         self._parts = BufferParts(
-            _made(storage, Storage, lambda: ListStorage(1000)),
-            _made(sampler, Sampler, RandomSampler),
-            _made(writer, Writer, self._default_writer),
+            made_of(storage, Storage, lambda: ListStorage(1000)),
+            made_of(sampler, Sampler, RandomSampler),
+            made_of(writer, Writer, self._default_writer),
             TransformChain(),
         )
         if self.sampler.drop_last and batch_size is None:
@@ -221,6 +221,12 @@ class ReplayBuffer(NotCopied):
     def num_sampled(self) -> int:
         """Frames that were ever sampled."""
         return self._num_sampled
+
+    def stats(self) -> dict[str, Any]:
+        """Counts; see "Monitoring" in the docs."""
+        written, sampled = self.write_count, self._num_sampled
+        counts = {"size": len(self), "capacity": self.storage.max_size, "write_count": written, "num_sampled": sampled}
+        return {**counts, "samples_per_insert": sampled / written if written else 0.0}
 
     def __repr__(self) -> str:
         parts = ", ".join(type(part).__name__ for part in (self.storage, self.sampler, self.writer))
@@ -358,6 +364,11 @@ class ReplayBuffer(NotCopied):
         self._num_sampled += len(drawn.slots)
         return (drawn.data, drawn.info) if return_info else drawn.data
 
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether there is enough for a batch."""
+        size = self._batch_size if batch_size is None else batch_size
+        return size is not None and self._may_sample(size, wait=True)
+
     def _await(self, size: int, wait: bool, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         # Also where there is enough: who waits for new frames must know that there are none.
@@ -487,12 +498,3 @@ class ReplayBuffer(NotCopied):
     def share(self, shared: bool = True) -> ReplayBuffer:
         """Nothing to do: a collector's workers get what they need when they start."""
         return self
-
-
-def _made(given: Any, kind: type, default: Callable[[], Any]) -> Any:
-    if given is None:
-        return default()
-    made = given if isinstance(given, kind) else given() if callable(given) else given
-    if not isinstance(made, kind):
-        raise TypeError(f"expected a {kind.__name__} of swath.data, or what makes one; got {type(made).__name__}")
-    return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from swath.data.sequences import (
     without_last_ones,
 )
 from swath.keys import as_key, show
+from swath.warn import warn_user
 
 
 class Reward2GoTransform(BatchTransform):
@@ -93,10 +93,9 @@ class Reward2GoTransform(BatchTransform):
         if mask is not None:
             done = done | ~mask.reshape(*mask.shape, *[1] * (done.ndim - mask.ndim))
         if not bool(done.select(time, -1).all()):
-            warnings.warn(
+            warn_user(
                 "Reward2GoTransform: the batch ends in the middle of episodes; of those, the reward to go is that "
-                "of the batch's own frames only. Collect whole episodes (trajs_per_batch=)",
-                stacklevel=2,
+                "of the batch's own frames only. Collect whole episodes (trajs_per_batch=)"
             )
 
     def __repr__(self) -> str:

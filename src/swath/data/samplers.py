@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from swath.data.tracks import Window
+from swath.hints import explains_unknown
 
 #: What a sampler may say of a sample besides what is given out: the position of each frame.
 POSITIONS = "_positions"
@@ -65,6 +66,58 @@ class RandomSampler(Sampler):
         return window.random_slots(rng.integers(window.total, size=batch_size)), {}
 
 
+class Pass:
+    """Numbers, each once before any comes again; anew when there are others."""
+
+    def __init__(self, drop_last: bool, shuffle: bool) -> None:
+        self._drop_last = drop_last
+        self._shuffle = shuffle
+        self._order = np.zeros(0, dtype=np.int64)
+        self._next = 0
+        self._of: tuple[int, ...] = ()
+
+    @staticmethod
+    def _identity(total: int, window: Window) -> tuple[int, ...]:
+        return (total, *window.end.tolist())
+
+    def take(self, count: int, total: int, window: Window, rng: np.random.Generator) -> np.ndarray:
+        """So many of ``range(total)``; less at the end, unless that is to be dropped."""
+        of = self._identity(total, window)
+        left = len(self._order) - self._next
+        if of != self._of or not left or (self._drop_last and left < count):
+            self._of = of
+            self._order = rng.permutation(total) if self._shuffle else np.arange(total)
+            self._next = 0
+        chosen = self._order[self._next : self._next + count]
+        self._next += len(chosen)
+        return chosen
+
+    def is_over(self, count: int) -> bool:
+        """Whether there are no more; or not so many, where what is less is dropped."""
+        left = len(self._order) - self._next
+        return left < count if self._drop_last else left == 0
+
+    def mark(self) -> Any:
+        return self._order, self._next, self._of
+
+    def go_back(self, mark: Any) -> None:
+        self._order, self._next, self._of = mark
+
+    def empty(self) -> None:
+        self._of = ()
+
+    def state_dict(self, total: int, window: Window) -> dict[str, Any]:
+        is_current = self._of == self._identity(total, window)
+        return {"order": self._order[self._next :] if is_current else np.zeros(0, dtype=np.int64)}
+
+    def load_state_dict(self, state: dict[str, Any], total: int, window: Window, what: str) -> None:
+        order = np.asarray(state["order"])
+        if order.ndim != 1 or order.dtype.kind != "i" or (len(order) and not 0 <= order.min() <= order.max() < total):
+            raise ValueError(f"what was saved is no order of {total:,} {what}")
+        self._order, self._next = order, 0
+        self._of = self._identity(total, window)
+
+
 class SamplerWithoutReplacement(Sampler):
     """Every frame once before any comes again; anew when the buffer has grown.
 
@@ -77,50 +130,32 @@ class SamplerWithoutReplacement(Sampler):
     # A sample that is partly overwritten is of a pass that is over, so it is drawn again as a whole.
     is_rowwise = False
 
+    @explains_unknown
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self._order = np.zeros(0, dtype=np.int64)
-        self._next = 0
-        self._of: tuple[int, ...] = ()
+        self._pass = Pass(drop_last, shuffle)
 
     def sample(
         self, storage: Any, window: Window, batch_size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, dict[Any, Any]]:
         if self.drop_last and window.total < batch_size:
             raise ValueError(f"drop_last: a batch of {batch_size} from {window.total} frames is never full")
-        of = (window.total, *window.end.tolist())
-        left = len(self._order) - self._next
-        if of != self._of or not left or (self.drop_last and left < batch_size):
-            self._of = of
-            self._order = rng.permutation(window.total) if self.shuffle else np.arange(window.total)
-            self._next = 0
-        chosen = self._order[self._next : self._next + batch_size]
-        self._next += len(chosen)
-        left = len(self._order) - self._next
-        self.ran_out = left < batch_size if self.drop_last else left == 0
+        chosen = self._pass.take(batch_size, window.total, window, rng)
+        self.ran_out = self._pass.is_over(batch_size)
         return window.slots(chosen), {}
 
     def mark(self) -> Any:
-        return self._order, self._next, self._of
+        return self._pass.mark()
 
     def go_back(self, mark: Any) -> None:
-        self._order, self._next, self._of = mark
+        self._pass.go_back(mark)
 
     def empty(self) -> None:
-        self._of = ()
+        self._pass.empty()
 
     def state_dict(self, window: Window) -> dict[str, Any]:
-        is_current = self._of == (window.total, *window.end.tolist())
-        return {"order": self._order[self._next :] if is_current else np.zeros(0, dtype=np.int64)}
+        return self._pass.state_dict(window.total, window)
 
     def load_state_dict(self, state: dict[str, Any], window: Window) -> None:
-        order = np.asarray(state["order"])
-        if (
-            order.ndim != 1
-            or order.dtype.kind != "i"
-            or (len(order) and not 0 <= order.min() <= order.max() < window.total)
-        ):
-            raise ValueError(f"what was saved is no order of {window.total:,} frames")
-        self._order, self._next = order, 0
-        self._of = (window.total, *window.end.tolist())
+        self._pass.load_state_dict(state, window.total, window, "frames")

@@ -74,6 +74,14 @@ def time_last(data: Any, who: str) -> tuple[TensorDictBase, Callable[[Any], Any]
     return batch.transpose(at, -1), lambda made: None if made is None else made.transpose(at, -1)
 
 
+def unnamed(data: TensorDictBase) -> TensorDictBase:
+    """With other dimensions than it had, names are lost or in the way."""
+    if data.names is not None and any(name is not None for name in data.names):
+        data = data.copy()
+        data.names = None
+    return data
+
+
 def find(data: TensorDictBase, key: Key, who: str, what: str) -> torch.Tensor:
     value = data.get(key, None)
     if value is None:

@@ -12,6 +12,7 @@ from swath.data.multi_step import NONTERMINAL, STEPS
 from swath.data.samplers import Sampler
 from swath.data.sequences import MASK
 from swath.data.tracks import Window
+from swath.hints import explains_unknown
 from swath.keys import Key, as_key, show
 from swath.rollout.delivery import TRAJ_IDS
 
@@ -115,15 +116,20 @@ class SliceSampler(Sampler):
     Args:
         num_slices, slice_len: one of them; the other follows from the batch size.
         traj_key: the key that tells trajectories apart; by default ``("collector", "traj_ids")``, if it is there.
-        end_key: the key that says where they end; ``end_keys``: several, any of which says so.
+        end_key: the key that says where they end; ``end_keys``: several, any of which says so. With ``traj_key``, too:
+            where that is not in the buffer.
         init_key: the key that is set to True in the first frame of a slice, where it is stored.
         strict_length: False takes trajectories that are shorter than a slice, as a whole.
-        pad_output: with ``strict_length=False``, repeat the last frame of those up to the length of a slice;
-            ``("collector", "mask")`` in the sample is False for what is repeated.
+        pad_output: with ``strict_length=False`` or ``span``, repeat the last frame of shorter slices up to the length
+            of a slice; ``("collector", "mask")`` in the sample is False for what is repeated.
+        span: let slices begin before a trajectory, or end behind it, and have only what lies inside: as much as can
+            be (True), or so many frames less than a slice. Then the first and last frames are drawn as often as those
+            between. A pair for the two ends.
     """
 
     is_rowwise = False
 
+    @explains_unknown
     def __init__(
         self,
         *,
@@ -147,16 +153,17 @@ class SliceSampler(Sampler):
             raise TypeError("SliceSampler needs num_slices or slice_len" + (", not both" if num_slices else ""))
         if ends is not None or trajectories is not None:
             raise TypeError("ends= and trajectories= are not needed: trajectories are found in what is stored")
-        if span:
-            raise ValueError("span=True is not supported: a slice lies within its trajectory")
+        self.span = span if isinstance(span, tuple) else (span, span)
         self.num_slices, self.slice_len = num_slices, slice_len
         for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if end_key is not None and end_keys is not None:
             raise TypeError("give end_key, or end_keys of which any is an end; not both")
-        if pad_output and strict_length:
-            raise ValueError("pad_output=True is for trajectories shorter than a slice: give strict_length=False, too")
+        if pad_output and strict_length and not any(self.span):
+            raise ValueError(
+                "pad_output=True is for slices that are shorter than others: give strict_length=False, or span, too"
+            )
         self.end_keys: tuple[Key, ...] = tuple(map(as_key, end_keys or (end_key or ("next", "done"),)))
         self.traj_key: Key | None = None if traj_key is None else as_key(traj_key)
         self._given_end = end_key is not None or end_keys is not None
@@ -193,8 +200,10 @@ class SliceSampler(Sampler):
         key = self.traj_key
         if key is None and not self._given_end:
             key = next((known for known in (TRAJ_IDS, ("episode",)) if known in leaves), None)
-        if self.traj_key is not None and self.traj_key not in leaves:
-            raise KeyError(f"SliceSampler: there is no {show(self.traj_key)} in the buffer")
+        if key is not None and key not in leaves:
+            if not self._given_end or not any(end in leaves for end in self.end_keys):
+                raise KeyError(f"SliceSampler: there is no {show(key)} in the buffer")
+            key = None
         ids = None if key is None else _column(leaves[key])
         ends = [_column(leaves[key]) for key in self.end_keys if key in leaves]
         if all(key[0] == "next" for key in self.end_keys) and {STEPS, NONTERMINAL} <= leaves.keys():
@@ -224,6 +233,23 @@ class SliceSampler(Sampler):
         _, slice_len = self._shape(batch_size)
         return len(self._trajectories(storage, window, slice_len if self.strict_length else 1)[0]) > 0
 
+    def _choose(self, num_slices: int, total: int, window: Window, rng: np.random.Generator) -> np.ndarray:
+        """Which of so many trajectories slices are drawn from."""
+        return rng.integers(total, size=num_slices)
+
+    def _stretches(
+        self, available: np.ndarray, slice_len: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where a slice begins in each of these trajectories, and how long it is."""
+        lengths = np.minimum(available, slice_len)
+        if any(each >= slice_len for each in self.span if each is not True):
+            raise ValueError(f"span={self.span}: of a slice of {slice_len} frames at least one must be inside")
+        before, behind = (lengths - 1 if each is True else np.minimum(each, lengths - 1) for each in self.span)
+        starts = rng.integers(-before, available - lengths + behind + 1)
+        stops = np.minimum(starts + lengths, available)
+        starts = np.maximum(starts, 0)
+        return starts, stops - starts
+
     def sample(
         self, storage: Any, window: Window, batch_size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, dict[Any, Any]]:
@@ -233,10 +259,10 @@ class SliceSampler(Sampler):
             raise RuntimeError(
                 f"no trajectory in the buffer has {slice_len} frames; lower slice_len, or give strict_length=False"
             )
-        chosen = rng.integers(len(tracks), size=num_slices)
-        lengths = np.minimum(stops[chosen] - firsts[chosen], slice_len)
-        spare = stops[chosen] - firsts[chosen] - lengths
-        starts = firsts[chosen] + rng.integers(spare + 1)
+        chosen = self._choose(num_slices, len(tracks), window, rng)
+        num_slices = len(chosen)
+        starts, lengths = self._stretches(stops[chosen] - firsts[chosen], slice_len, rng)
+        starts += firsts[chosen]
         mask = None
         if self.pad_output:
             steps = np.arange(slice_len)

@@ -16,6 +16,7 @@ from swath.copying import NotCopied
 from swath.data.frames import as_frames
 from swath.data.indexing import choose, split_off_new
 from swath.data.tracks import Tracks
+from swath.hints import ExplainsGuesses
 from swath.keys import Key
 
 _MOST_TRIES = 1000
@@ -32,8 +33,18 @@ def _nobodys_turn() -> Iterator[Tell]:
     yield lambda slots: None
 
 
-class Storage(NotCopied):
+class Storage(NotCopied, ExplainsGuesses):
     """What every storage has: ``max_size`` frames in tracks. Use one of its subclasses."""
+
+    _inner = (
+        *("by_env", "can_be_shared", "change_tracks", "column"),
+        *("contains", "end", "end_others", "is_laid_out"),
+        *("items", "keep", "laid_out", "lay_out"),
+        *("lay_out_fields", "leaves", "memory", "of_tensors"),
+        *("overwrite", "replace", "set_keys", "take"),
+        *("take_turns", "time_dim", "tracks", "write"),
+        *("write_mixed", "write_rows"),
+    )
 
     _owns = "frames that others may be writing"
     _instead_of_a_copy = "make another one with the same arguments, and give its buffer this one's state_dict()"

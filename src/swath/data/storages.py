@@ -20,10 +20,11 @@ from tensordict import is_tensor_collection
 from swath import platforms
 from swath.copying import NotCopied
 from swath.data.episode_ends import end_others, mark_ends
-from swath.data.frames import as_rows, as_tensordict, check_fields, check_rows, check_sizes, sizes_of
+from swath.data.frames import as_many_frames, as_rows, as_tensordict, check_fields, check_rows, check_sizes, sizes_of
 from swath.data.memory import LAYOUT_FILE, FrameLayout, FrameMemory, Rows, Sizes
 from swath.data.storage_base import Storage
 from swath.data.tracks import Tracks
+from swath.hints import explains_unknown
 from swath.keys import Key, show
 from swath.rollout.layout import CPU, Field
 
@@ -50,6 +51,7 @@ class TensorStorage(Storage):
     #: Whether what is stored are plain tensors.
     of_tensors = False
 
+    @explains_unknown
     def __init__(
         self,
         storage: Any,
@@ -59,6 +61,7 @@ class TensorStorage(Storage):
         ndim: int = 1,
         compilable: bool = False,
     ) -> None:
+        storage = as_many_frames(storage, ndim)
         if (storage is None) == (max_size is None) and (storage is None or max_size != storage.shape[0]):
             raise ValueError("TensorStorage is given frames, which it is full with, or else max_size")
         count: Any = max_size if storage is None else storage.shape[:ndim].numel()
@@ -238,6 +241,7 @@ class LazyTensorStorage(TensorStorage):
     >>> storage = LazyTensorStorage(1000)
     """
 
+    @explains_unknown
     def __init__(
         self,
         max_size: int,
@@ -266,6 +270,7 @@ class LazyMemmapStorage(TensorStorage):
     >>> storage = LazyMemmapStorage(1000)
     """
 
+    @explains_unknown
     def __init__(
         self,
         max_size: int,

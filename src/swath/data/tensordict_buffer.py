@@ -84,6 +84,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)
         super().__init__(**{"storage": storage, "sampler": sampler, **kwargs})
 
+    @property
+    def prioritized_sampler(self) -> PrioritizedSampler:
+        """The sampler that has the priorities."""
+        return self.sampler  # type: ignore[return-value]
+
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A ``TensorDictReplayBuffer`` with a ``PrioritizedSampler``.
@@ -112,3 +117,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         storage = ListStorage(1000) if storage is None else storage
         sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
         super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **kwargs)
+
+    @property
+    def prioritized_sampler(self) -> PrioritizedSampler:
+        """The sampler that has the priorities."""
+        return self.sampler  # type: ignore[return-value]

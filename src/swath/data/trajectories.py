@@ -118,10 +118,17 @@ def _ends(rows: TensorDictBase) -> torch.Tensor:
 
 
 class TrajectoryAssembler:
-    """Puts whole episodes together from batches; an episode in progress waits for its end."""
+    """Puts whole episodes together from batches; an episode in progress waits for its end.
 
-    def __init__(self, trajs_per_batch: int, traj_format: TrajFormat) -> None:
+    Args:
+        trajs_per_batch: so many are in a batch.
+        traj_format: see ``pop``.
+        most: up to so many, if more are complete than have to be.
+    """
+
+    def __init__(self, trajs_per_batch: int, traj_format: TrajFormat, most: int | None = None) -> None:
         self._trajs_per_batch = trajs_per_batch
+        self.most = trajs_per_batch if most is None else most
         self._format = traj_format
         self._pending: dict[int, list[TensorDictBase]] = {}
         self._complete: deque[TensorDictBase] = deque()
@@ -183,7 +190,7 @@ class TrajectoryAssembler:
         """A batch of whole episodes, or None while there are too few."""
         if not self.has_batch:
             return None
-        chosen = [self._complete.popleft() for _ in range(self._trajs_per_batch)]
+        chosen = [self._complete.popleft() for _ in range(min(self.most, len(self._complete)))]
         if self._format == "cat":
             return _joined(chosen)
         return pad_trajectories(chosen, ("collector", "mask"))

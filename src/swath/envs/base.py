@@ -18,6 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from swath.envs.playing import play
 from swath.envs.step import complete_flags, hold_others, next_root, require_as_specified, stack_steps
 from swath.errors import EnvClosed, EnvDataError
+from swath.hints import ExplainsGuesses
 from swath.keys import Key, as_key
 from swath.rollout.layout import CPU, Field, Layout
 from swath.specs import Categorical, Composite, NestedKey, OneHot, Spec, Unbounded, masked_rand
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from swath.envs.transforms.env import TransformedEnv
     from swath.rollout.boundaries import Stepper
     from swath.rollout.strip import Strip
+    from swath.workers.pool import WorkerPool
 
 FLAGS = ("done", "terminated", "truncated")
 
@@ -40,7 +42,7 @@ def next_seed(seed: int) -> int:
     return int.from_bytes(np.random.default_rng(seed).bytes(8), byteorder="big") % (2**32 - 1)
 
 
-class EnvBase(Stateful):
+class EnvBase(Stateful, ExplainsGuesses):
     """An environment with TensorDicts in and out.
 
     A subclass sets ``observation_spec`` and ``action_spec`` (and, where they differ from one float and three flags,
@@ -61,6 +63,14 @@ class EnvBase(Stateful):
     tensor([1., 2., 3.])
     """
 
+    _inner = (
+        *("at_each", "layout_around", "action_leaves", "casts_are_settled", "complete_policy", "crew"),
+        *("declared_casts", "env_before", "first_index", "first_rows_told", "full_specs", "gym_envs"),
+        *("has_fillers", "has_steps_of_its_own", "info_leaves", "is_given_actions_only", "limit_episodes", "plan"),
+        *("num_busy_processes", "objects", "observation_leaves", "pending_seeds", "pipeline", "steps_stay_in_episodes"),
+        *("reads_roots", "refresh", "remind", "row_layout", "shows_first_rows", "single_step", "worker_pools"),
+    )
+
     batch_locked = True
     #: What error messages call the first env of this batch; a worker's envs are counted over all workers.
     first_index = 0
@@ -78,8 +88,9 @@ class EnvBase(Stateful):
     is_given_actions_only = False
     #: Whether some of its steps are none (``envs/vector.py``).
     has_fillers: Any = False
-    #: How many processes step it, beside this one.
+    #: How many processes step it, beside this one; and, if they are its workers, those.
     num_busy_processes = 0
+    worker_pools: Sequence[WorkerPool] = ()
     #: What its steps give that is no tensor of a fixed shape, by number (``rollout/structure.py``).
     objects: Any = None
     _has_dynamic_specs = False
@@ -223,6 +234,18 @@ class EnvBase(Stateful):
     @property
     def specs(self) -> Composite:
         return Composite(output_spec=self.output_spec, input_spec=self.input_spec, shape=self.batch_size)
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    shape = property(lambda self: self.batch_size)
+    ndim = batch_dims = property(lambda self: len(self.batch_size))
+
+    def ndimension(self) -> int:
+        return len(self.batch_size)
+
+    def numel(self) -> int:
+        """How many envs it is: 1 of one without a batch size."""
+        return self.batch_size.numel()
 
     # -- key lists -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.gym_spaces import RESERVED_KEYS, torch_dtype
+from swath.envs.gym_spaces import RESERVED_KEYS, composite_of, torch_dtype
 from swath.envs.known import import_extra
-from swath.envs.rows import RowEnv
-from swath.errors import EnvDataError, EnvError
+from swath.envs.rows import WrappingEnv
+from swath.errors import EnvDataError, EnvError, did_you_mean
 from swath.keys import Key, show
 from swath.rollout.strip import Strip
-from swath.specs import Bounded, Categorical, Composite, OneHot, Spec, Unbounded
+from swath.specs import Bounded, Categorical, OneHot, Spec, Unbounded
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class _Leaf:
         return value
 
 
-class DMControlWrapper(RowEnv):
+class DMControlWrapper(WrappingEnv):
     """A ``dm_env.Environment`` that you made.
 
     Each entry of its observation is a key, nested as it is; dtypes (usually float64) and shapes are what its specs say,
@@ -75,8 +74,8 @@ class DMControlWrapper(RowEnv):
         self.action_leaves = _leaves(action, ("action",), (), categorical)
         if not self.action_leaves:
             raise EnvError(f"{self} takes no action")
-        self.observation_spec = _composite(self.observation_leaves)
-        self.full_action_spec = _composite(self.action_leaves)
+        self.observation_spec = composite_of(self.observation_leaves, self.batch_size)
+        self.full_action_spec = composite_of(self.action_leaves, self.batch_size)
         reward = env.reward_spec()
         if not hasattr(reward, "dtype"):
             raise EnvError(f"{self}: its reward_spec is a {type(reward).__name__}, not one array")
@@ -98,15 +97,10 @@ class DMControlWrapper(RowEnv):
         generator.seed(seed)
 
     def _close(self) -> None:
-        self.env.close()
+        super()._close()
         physics: Any = getattr(self.env, "physics", None)
         if hasattr(type(physics), "free"):  # not one that the env's close has freed already
             physics.free()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "env" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(getattr(self.env, 'task', self.env)).__name__})"
@@ -132,9 +126,8 @@ class DMControlEnv(DMControlWrapper):
             warnings.simplefilter("ignore")  # that there is no display, which only rendering needs
             suite = import_extra("dm_control.suite", "dm-control", f"DMControlEnv({domain!r}, {task!r})")
         if (domain, task) not in suite.ALL_TASKS:
-            known = {f"{d}, {t}": (d, t) for d, t in suite.ALL_TASKS}
-            near = difflib.get_close_matches(f"{domain}, {task}", known, n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; see dm_control.suite.ALL_TASKS"
+            known = [f"{d}, {t}" for d, t in suite.ALL_TASKS]
+            hint = did_you_mean(f"{domain}, {task}", known, "; see dm_control.suite.ALL_TASKS")
             raise ValueError(f"dm_control's suite has no task '{domain}, {task}'{hint}")
         super().__init__(suite.load(domain, task, **load_kwargs), categorical_action_encoding, device=device)
 
@@ -190,13 +183,6 @@ def _leaves(node: Any, key: Key, path: tuple[str | int, ...], categorical: bool)
     else:
         return [_Leaf(key, path, node, _spec(node, categorical))]
     return [leaf for name, part, sub in items for leaf in _leaves(sub, (*key, name), (*path, part), categorical)]
-
-
-def _composite(leaves: list[_Leaf]) -> Composite:
-    specs = Composite()
-    for leaf in leaves:
-        specs[leaf.key] = leaf.spec
-    return specs
 
 
 def _spec(array: Any, categorical: bool) -> Spec:

@@ -10,7 +10,6 @@ anew in sync mode, with the same envs and seeds.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
 from swath.envs.known import import_extra
 from swath.envs.vector import VectorEnv
-from swath.errors import EnvClosed, EnvError
+from swath.errors import EnvClosed, EnvError, did_you_mean
 
 #: A pool takes seeds below this.
 _SEEDS = 2**31
@@ -82,8 +81,7 @@ class EnvPoolEnv(EnvPoolWrapper):
         envpool = import_extra("envpool", "envpool", f"EnvPoolEnv({task_id!r})")
         known = envpool.list_all_envs()
         if task_id not in known:
-            near = difflib.get_close_matches(str(task_id), known, n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; see envpool.list_all_envs()"
+            hint = did_you_mean(str(task_id), known, "; see envpool.list_all_envs()")
             raise ValueError(f"EnvPool has no task {task_id!r}{hint}")
         if seed is None:
             seed = int(torch.randint(_SEEDS, ()))

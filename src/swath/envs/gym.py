@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from gymnasium import spaces
 from swath.envs.gym_infos import describe
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.known import import_extra, wrapper_of
-from swath.errors import EnvError
+from swath.errors import EnvError, did_you_mean
+from swath.hints import argument_hint, no_attribute
 
 
 class _FrameSkip(gymnasium.Wrapper):
@@ -112,9 +112,7 @@ class GymWrapper(GymRowEnv):
         try:
             return self.gym_envs[0].get_wrapper_attr(name)
         except AttributeError:
-            raise AttributeError(
-                f"neither {type(self).__name__} nor {describe(self.gym_envs[0])} has an attribute {name!r}"
-            ) from None
+            raise no_attribute(self, name, describe(self.gym_envs[0])) from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe(self.env)}, batch_size={tuple(self.batch_size)})"
@@ -129,6 +127,8 @@ class PixelsUnderTheirName(gymnasium.ObservationWrapper):
         return {"pixels": observation}
 
 
+_DRAWN = ("human", "rgb_array", "rgb_array_list")
+_DRAWN_BY_PYGAME = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 #: Ids of other packages, those packages (the last one registers the ids), and the extra that installs them.
 _REGISTERED_BY = (
     (re.compile(r"ALE/|.*NoFrameskip-v"), ("ale_py",), "atari"),
@@ -178,25 +178,39 @@ class GymEnv(GymWrapper):
         self.env_name = env_name
 
 
+def explained(error: gymnasium.error.DependencyNotInstalled, env_name: str) -> Exception:
+    """What Gymnasium says is missing, with the extra of swath that installs it, if one does."""
+    said = str(error).lower()
+    for word, extra in (("mujoco", "mujoco"), ("classic", "classic-control"), ("atari", "atari"), ("ale_py", "atari")):
+        if word in said:
+            how = f'needs a package that is not installed: pip install "swath[{extra}]"'
+            return gymnasium.error.DependencyNotInstalled(f"{env_name} {how}")
+    return error
+
+
 def make_gym_env(env_name: str, **kwargs: Any) -> gymnasium.Env:
     """``gymnasium.make`` that, for an unknown id, names the nearest known ones."""
     if not isinstance(env_name, str):
         raise TypeError(f"GymEnv takes an env id such as 'CartPole-v1', got {type(env_name).__name__}; see GymWrapper")
     _register(env_name)
     try:
-        return gymnasium.make(env_name, **kwargs)
+        env = gymnasium.make(env_name, **kwargs)
+        if kwargs.get("render_mode") in _DRAWN and type(env.unwrapped).__module__.startswith(_DRAWN_BY_PYGAME):
+            import_extra("pygame", "classic-control", f"render_mode={kwargs['render_mode']!r} of {env_name}")
+        return env
     except (
         gymnasium.error.NameNotFound,
         gymnasium.error.NamespaceNotFound,
         gymnasium.error.VersionNotFound,
     ) as error:
-        near = difflib.get_close_matches(env_name, list(gymnasium.registry), n=3, cutoff=0.6)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise type(error)(f"there is no env {env_name!r}{hint}") from None
-    except gymnasium.error.DependencyNotInstalled as error:
-        how = ': pip install "swath[mujoco]"' if "mujoco" in str(error).lower() else ""
-        error.add_note(f"swath: {env_name} needs a package that is not installed{how}")
+        raise type(error)(f"there is no env {env_name!r}{did_you_mean(env_name, gymnasium.registry)}") from None
+    except TypeError as error:
+        for name in kwargs:
+            if (hint := argument_hint(GymEnv, name)) is not None and repr(name) in str(error):
+                raise TypeError(f"GymEnv({env_name!r}) got an unknown argument: {name!r} ({hint})") from error
         raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise explained(error, env_name) from error
 
 
 def _register(env_name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,6 +26,7 @@ from swath.errors import EnvDataError, add_note
 from swath.keys import show
 from swath.rollout.strip import Strip
 from swath.states import count, mismatch
+from swath.warn import warn_user
 
 
 class GymRowEnv(RowEnv):
@@ -267,11 +267,10 @@ class GymStepper:
                 return False
             if value.dtype != leaf.space.dtype:
                 casts[leaf.key] = leaf.space.dtype
-                warnings.warn(
+                warn_user(
                     f"{describe(self._env.gym_envs[0])}: observation {show(leaf.key)} is {value.dtype}, its space says "
                     f"{leaf.space.dtype}; every observation will be cast to {leaf.space.dtype}. To silence this, let "
-                    "the env return what its space declares",
-                    stacklevel=2,
+                    "the env return what its space declares"
                 )
         if not casts:
             return False

@@ -68,7 +68,7 @@ class ActionLeaf:
     decode: Callable[[np.ndarray], np.ndarray]
 
 
-def composite_of(leaves: Sequence[ObservationLeaf] | Sequence[ActionLeaf], batch_size: torch.Size) -> Composite:
+def composite_of(leaves: Sequence[Any], batch_size: torch.Size) -> Composite:
     """The specs of some leaves, for a batch of envs."""
     specs = Composite(shape=batch_size)
     for leaf in leaves:
@@ -95,14 +95,14 @@ def _walk(space: spaces.Space, key: Key, path: tuple, root: Key) -> list[tuple[K
     return [leaf for name, part, sub in items for leaf in _walk(sub, (*key, name), (*path, part), root)]
 
 
-def observation_leaves(space: spaces.Space, categorical: bool, root: Key = ("observation",)) -> list[ObservationLeaf]:
-    """The leaves of an observation space; a space that is not a Dict stands under ``root``.
+def observation_leaves(space: spaces.Space, categorical: bool) -> list[ObservationLeaf]:
+    """The leaves of an observation space; a space that is not a Dict stands under "observation".
 
     >>> leaves = observation_leaves(spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple([spaces.Box(0, 1, (2,))])), False)
     >>> [(leaf.key, tuple(leaf.spec.shape)) for leaf in leaves]
     [(('a',), (3,)), (('b', '0'), (2,))]
     """
-    leaves = _walk(space, (), (), root)
+    leaves = _walk(space, (), (), ("observation",))
     for key, _, _ in leaves:
         if key[0] in RESERVED_KEYS:
             raise ValueError(

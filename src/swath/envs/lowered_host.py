@@ -119,7 +119,6 @@ class LoweredHost(EnvHost):
         self._watch: Watch | None = None
         self._was_bound = False
         self._was_reset = False
-        self._reads_roots = False
 
     def __reduce__(self) -> Any:
         return bool, ()  # a copy of the env has no host

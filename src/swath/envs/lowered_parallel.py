@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -20,7 +19,7 @@ from swath import platforms
 from swath.envs.lowered_hosts import TheirHosts
 from swath.envs.parallel import ParallelStepper
 from swath.envs.recognising import NotLowered
-from swath.envs.rows import OF_THE_WHOLE, RowEnv
+from swath.envs.rows import RowEnv, specs_of_all
 from swath.envs.torchrl_internals import gives_other_than_tensors, has_buffers, owns_processes, require_known_processes
 from swath.errors import EnvError
 from swath.keys import Key
@@ -84,8 +83,7 @@ class LoweredParallelEnv(RowEnv):
         self.changes_actions = any(each.changes_actions for each in descriptions)
         self._plans = [each.plan for each in descriptions]
         super().__init__(batch_size=(hosts.num_workers,), device=about.device)
-        for kind, spec in about.specs.items():
-            self.full_specs[kind] = spec.expand((hosts.num_workers, *spec.shape))
+        self.full_specs = specs_of_all(about.specs, hosts.num_workers)
         #: Where another one of these has left the envs.
         self._left_at = hosts.last_row
 
@@ -95,8 +93,7 @@ class LoweredParallelEnv(RowEnv):
         return f"in {len(plans)} processes of ParallelEnv, each: {plans[0] if same else '; '.join(plans)}"
 
     def row_layout(self) -> Layout:
-        own = super().row_layout()
-        return replace(self.about.layout, **{name: getattr(own, name) for name in OF_THE_WHOLE})
+        return self.layout_around(self.about.layout)
 
     @property
     def num_busy_processes(self) -> int:  # type: ignore[override]
@@ -190,7 +187,7 @@ class LoweredParallelStepper(ParallelStepper):
                 self._enter()
             hosts.is_ahead = True
             ended = super().step(t, env_ids)
-        self._note(t, ended)
+            self._note(t, ended)  # before another thread, which asks the env something, has it written to its buffers
         if self not in hosts.collecting:
             hosts.settle()
         return ended

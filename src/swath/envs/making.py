@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ from swath.envs.base import EnvBase
 from swath.envs.guest import GuestEnv, is_guest
 from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.known import wrap_known, wrapper_of
+from swath.hints import unknown_arguments
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
@@ -51,6 +53,13 @@ def is_env(thing: Any) -> bool:
     return isinstance(thing, known) or is_guest(thing) or wrapper_of(thing) is not None
 
 
+def is_ready_made(create_env_fn: Any) -> bool:
+    """Whether ``make_env`` is given an env, which is then its user's, also where it is wrapped."""
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str) and len(create_env_fn) == 1:
+        create_env_fn = create_env_fn[0]
+    return is_env(create_env_fn)
+
+
 def shown(thing: Any) -> str:
     kind = type(thing)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
@@ -77,10 +86,10 @@ def resolve_factories(
     return factories, all_kwargs
 
 
-def refuse_unknown(who: str, others: Iterable[str], accepted: Container[str]) -> None:
+def refuse_unknown(kind: type, others: Iterable[str], accepted: Collection[str]) -> None:
     """Of the arguments that TorchRL's batches of envs have: those that have no effect here are accepted."""
     for name in others:
         if name in ("pin_memory", "allow_step_when_done"):
-            raise ValueError(f"{who}: {name} is not supported")
+            raise ValueError(f"{kind.__name__}: {name} is not supported")
         if name not in accepted:
-            raise TypeError(f"{who} got an unknown argument {name!r}")
+            raise unknown_arguments(kind, [name], [*inspect.signature(kind).parameters, *accepted])

@@ -14,10 +14,11 @@ import torch
 from swath import platforms
 from swath.copying import NotCopied
 from swath.envs.making import make_env, refuse_unknown, resolve_factories
-from swath.envs.rows import OF_THE_WHOLE, RowEnv
+from swath.envs.rows import RowEnv, specs_of_all
 from swath.envs.serial import side_by_side
 from swath.errors import EnvClosed, EnvError
 from swath.keys import show
+from swath.paths import Parts
 from swath.process.start import check_start_method
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
@@ -27,6 +28,7 @@ from swath.stepping.env_crew import EnvCrew, Group
 from swath.stepping.env_hosts import ProcessHosts
 from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET, SharedSteps
 from swath.workers.layout import WorkerLayout, available_cores
+from swath.workers.pool import WorkerPool
 
 #: Arguments of the reference whose only sensible value here is what always happens.
 _MEANINGLESS = (
@@ -55,9 +57,9 @@ class CrewEnv(NotCopied, RowEnv):
         about = crew.about
         num_envs = crew.worker_layout.num_members
         super().__init__(batch_size=(num_envs, *about.env_size), device=device if device is not None else about.device)
-        for kind, spec in about.specs.items():
-            spec = spec.expand((num_envs, *spec.shape))
-            self.full_specs[kind] = spec if self.device is None else spec.to(self.device)
+        self.full_specs = specs_of_all(about.specs, num_envs)
+        if self.device is not None:
+            self.full_specs = {kind: spec.to(self.device) for kind, spec in self.full_specs.items()}
 
     is_given_actions_only = True
 
@@ -73,8 +75,7 @@ class CrewEnv(NotCopied, RowEnv):
                 f"{show(min(structure.things))} is no tensor of a fixed shape, which envs of a {type(self).__name__} "
                 "cannot give; use a Collector or a MultiCollector, without it"
             )
-        own = super().row_layout()
-        return replace(self._crew.about.layout, **{name: getattr(own, name) for name in OF_THE_WHOLE})
+        return self.layout_around(self._crew.about.layout)
 
     @property
     def num_envs(self) -> int:
@@ -88,6 +89,11 @@ class CrewEnv(NotCopied, RowEnv):
     @property
     def num_processes(self) -> int:
         return self._crew.worker_layout.num_workers
+
+    @property
+    def worker_pools(self) -> Sequence[WorkerPool]:  # type: ignore[override]
+        hosts = self._crew.hosts
+        return [hosts.workers] if isinstance(hosts, ProcessHosts) else []
 
     @property
     def num_busy_processes(self) -> int:
@@ -106,12 +112,17 @@ class CrewEnv(NotCopied, RowEnv):
         """An attribute of every env, as a list; a method calls every env's and returns a list."""
         if name.startswith("_") or "_crew" not in self.__dict__ or self.__dict__.get("is_closed", True):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        found = self._crew.hosts.call("child_attributes", name)
+        return self.at_each([name], name)
+
+    def at_each(self, parts: Parts, path: str) -> Any:
+        """What a path leads to in each env (``swath/paths.py``): values as a list, or a function that calls each."""
+        self._assert_open()
+        found = self._crew.hosts.call("child_attributes", parts, path)
         if all(is_method for is_method, _ in found):
 
             def call(*args: Any, **kwargs: Any) -> list[Any]:
                 self._assert_open()
-                results = self._crew.hosts.call("call_children", name, args, kwargs)
+                results = self._crew.hosts.call("call_children", parts, path, args, kwargs)
                 return [result for of_worker in results for result in of_worker]
 
             return call
@@ -223,7 +234,7 @@ class ParallelEnv(CrewEnv):
             num_envs, num_workers = num_workers, None
         if create_env_fn is None or num_envs is None:
             raise TypeError("ParallelEnv needs a number of envs and create_env_fn: ParallelEnv(4, make_env)")
-        refuse_unknown("ParallelEnv", others, _MEANINGLESS)
+        refuse_unknown(ParallelEnv, others, _MEANINGLESS)
         factories, kwargs = resolve_factories("ParallelEnv", num_envs, create_env_fn, create_env_kwargs)
         if num_workers is not None and not 1 <= num_workers <= num_envs:
             raise ValueError(f"ParallelEnv: num_workers={num_workers} for {num_envs} envs; give 1 to {num_envs}")

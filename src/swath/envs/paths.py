@@ -8,26 +8,17 @@ from typing import Any
 from swath.envs.parallel import CrewEnv
 from swath.envs.serial import SerialGymEnv, SerialRowEnv
 from swath.errors import EnvError
+from swath.paths import parts_of_path, resolve_path
 
 
-def resolve_path(root: Any, path: str) -> Any:
-    """``"env.transform[0]"`` in an object.
-
-    >>> resolve_path([[1, 2]], "[0][1]")
-    2
-    """
-    value = root
-    for part in path.replace("[", ".[").split("."):
-        if part.startswith("["):
-            value = value[int(part[1:-1])]
-        elif part:
-            value = getattr(value, part)
-    return value
+def is_in_env(path: str) -> bool:
+    """Whether a path leads into a collector's env."""
+    return path.startswith("env.")
 
 
 def parts_of(collector: Any, path: str) -> list[Any]:
     """What a path leads to in a collector; in its envs, as many as there are."""
-    return parts_of_env(collector.env, path) if path.startswith("env.") else [resolve_path(collector, path)]
+    return parts_of_env(collector.env, path) if is_in_env(path) else [resolve_path(collector, path)]
 
 
 def parts_of_env(env: Any, path: str) -> list[Any]:
@@ -38,7 +29,7 @@ def parts_of_env(env: Any, path: str) -> list[Any]:
     >>> parts_of_env(env, "env.transform[0]")
     [StepCounter(max_steps=None), StepCounter(max_steps=None)]
     """
-    first = path.replace("[", ".").split(".")[1]
+    first = str(parts_of_path(path)[1])
     if first not in vars(env) and not hasattr(type(env), first):
         if isinstance(env, (SerialGymEnv, SerialRowEnv)):
             return [part for child in env.children for part in parts_of_env(child, path)]

@@ -6,7 +6,6 @@ that of all its agents; what became of each of them is data, under its group.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +25,14 @@ from swath.envs.gym_spaces import (
     observation_leaves,
 )
 from swath.envs.known import import_extra
-from swath.envs.rows import RowEnv
-from swath.errors import EnvDataError, EnvError
+from swath.envs.rows import WrappingEnv
+from swath.errors import EnvDataError, EnvError, did_you_mean
 from swath.keys import show
 from swath.rollout.strip import Strip
 from swath.specs import Categorical, Composite, OneHot, Unbounded, masked_rand
 
 _FLAGS = ("done", "terminated", "truncated")
+_LIST = "; see pettingzoo.pprint_registry()"
 _ACTION_MASK = ("action_mask",)
 
 
@@ -60,7 +60,7 @@ class _Group:
     build_action: Callable[[list[np.ndarray], int], Any]
 
 
-class PettingZooWrapper(RowEnv):
+class PettingZooWrapper(WrappingEnv):
     """A PettingZoo ``ParallelEnv`` or ``AECEnv`` that you made.
 
     For each group of agents, ``[n_agents, ...]``: what its observation space says (``observation``, or the entries of a
@@ -166,14 +166,6 @@ class PettingZooWrapper(RowEnv):
     def _set_seed(self, seed: int) -> None:
         self.pending_seed = seed
 
-    def _close(self) -> None:
-        self.env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "env" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.env})"
 
@@ -216,7 +208,7 @@ def _make(task: str, parallel: bool, **kwargs: Any) -> Any:
             module = importlib.import_module(f"mpe2.{name}")
         except ModuleNotFoundError:
             known = importlib.import_module("mpe2.all_modules").mpe_environments
-            raise ValueError(f"{package.__name__} has no env {task!r}{_hint(task, known)}") from None
+            raise ValueError(f"{package.__name__} has no env {task!r}{did_you_mean(task, known, _LIST)}") from None
         return (module.parallel_env if parallel else module.env)(**kwargs)
     kind, other = ("parallel", "aec") if parallel else ("aec", "parallel")
     registries = {"parallel": pettingzoo.parallel_registry, "aec": pettingzoo.aec_registry}
@@ -225,13 +217,8 @@ def _make(task: str, parallel: bool, **kwargs: Any) -> Any:
     if task.replace("-v", "_v") not in known:
         if task.replace("-v", "_v") in {registered.replace("-v", "_v") for registered in registries[other]}:
             raise ValueError(f"{task!r} has no {kind} form; give parallel={not parallel}")
-        raise ValueError(f"PettingZoo has no env {task!r}{_hint(task, known)}")
+        raise ValueError(f"PettingZoo has no env {task!r}{did_you_mean(task, known, _LIST)}")
     return pettingzoo.make(kind, task, **kwargs)
-
-
-def _hint(task: str, known: Any) -> str:
-    near = difflib.get_close_matches(task, list(known), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "; see pettingzoo.pprint_registry()"
 
 
 @dataclass

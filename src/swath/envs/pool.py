@@ -124,6 +124,15 @@ class AsyncEnvPool(CrewEnv):
         self._dtypes: dict[Any, torch.dtype] = {}
         self._actions = {as_key(key): spec for key, spec in self.full_action_spec.items(True, True)}
 
+    @property
+    def env_batch_sizes(self) -> list[torch.Size]:
+        """The batch size of each env."""
+        return [self.batch_size[1:]] * self.num_envs
+
+    def shutdown(self) -> None:
+        """As ``close``."""
+        self.close()
+
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def async_reset_send(self, tensordict: TensorDictBase | None = None, env_index: Any = None) -> None:

@@ -6,6 +6,7 @@ columns of a strip.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +15,14 @@ from tensordict import TensorDict, TensorDictBase
 
 from swath.envs.base import EnvBase
 from swath.errors import EnvDataError
+from swath.hints import forwarded
 from swath.keys import Key, as_key, nested, show
 from swath.rollout.boundaries import Stepper
-from swath.rollout.layout import CPU, Field, Layout
+from swath.rollout.layout import Field, Layout
 from swath.rollout.strip import Strip
+from swath.specs import Composite
 
 _STEP_METHODS = ("reset", "step", "_reset", "_step")
-#: What a batch of envs says of its layout by itself; the rest is its children's.
-OF_THE_WHOLE = ("batch_size", "carried", "outputs", "outcomes", "has_truncated")
 
 
 class RowEnv(EnvBase):
@@ -50,17 +51,13 @@ class RowEnv(EnvBase):
 
     def row_layout(self) -> Layout:
         """As the specs say, but in main memory, which is where rows are written; ``device`` is where data goes."""
-        layout = super().row_layout()
+        return super().row_layout().in_main_memory()
 
-        def in_memory(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-            return tuple(replace(field, device=CPU) for field in fields)
-
-        return replace(
-            layout,
-            carried=in_memory(layout.carried),
-            outputs=in_memory(layout.outputs),
-            outcomes=in_memory(layout.outcomes),
-        )
+    def layout_around(self, inner: Layout) -> Layout:
+        """That of an env around others: what it says of the whole by itself, the rest as they say."""
+        own = RowEnv.row_layout(self)  # in main memory, and with a flag that may have been added here
+        names = ("batch_size", "carried", "outputs", "outcomes", "has_truncated")
+        return replace(inner, **{name: getattr(own, name) for name in names})
 
     def single_step(
         self, actions: tuple[Field, ...] | None = None, primed: frozenset[Key] = frozenset()
@@ -154,6 +151,25 @@ class RowEnv(EnvBase):
         strip.terminated[0, active] = False
         strip.truncated[0, active] = False
         stepper.step(0, active)
+
+
+class WrappingEnv(RowEnv):
+    """Another library's env as a row env: what swath does not know of it is the env's own."""
+
+    env: Any
+
+    def _close(self) -> None:
+        self.env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "env" not in self.__dict__:
+            raise AttributeError(name)
+        return forwarded(self, self.env, name)
+
+
+def specs_of_all(specs: Mapping[str, Composite], num_envs: int) -> dict[str, Composite]:
+    """Those of a batch of envs that are alike, from one env's."""
+    return {kind: spec.expand((num_envs, *spec.shape)) for kind, spec in specs.items()}
 
 
 class TensorDictStepper:

@@ -12,8 +12,9 @@ from swath.envs.base import EnvBase
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.making import make_env, refuse_unknown, resolve_factories
-from swath.envs.rows import OF_THE_WHOLE, RowEnv
+from swath.envs.rows import RowEnv, specs_of_all
 from swath.errors import EnvError, add_note
+from swath.paths import Parts, follow
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Column, Strip
@@ -51,7 +52,7 @@ class SerialEnv:
         device: torch.device | str | None = None,
         **others: Any,
     ) -> Any:
-        refuse_unknown("SerialEnv", others, _FOR_PROCESSES)
+        refuse_unknown(SerialEnv, others, _FOR_PROCESSES)
         factories, kwargs = resolve_factories("SerialEnv", num_workers, create_env_fn, create_env_kwargs)
         children: list[Any] = [make_env(factory, own) for factory, own in zip(factories, kwargs, strict=True)]
         if all(isinstance(child, GymWrapper) for child in children) and same_spaces(children):
@@ -90,6 +91,10 @@ class _Children:
         if name.startswith("_") or "children" not in self.__dict__:
             raise AttributeError(name)
         return [getattr(child, name) for child in self.children]
+
+    def at_each(self, parts: Parts, path: str) -> list[Any]:
+        """What a path leads to in each of them (``swath/paths.py``)."""
+        return [follow(child, parts, path) for child in self.children]
 
     def __len__(self) -> int:
         return len(self.children)
@@ -148,13 +153,7 @@ class SerialRowEnv(_Children, RowEnv):
         from swath.envs.hoisting import Hoisted  # which is made of such envs
 
         self._hoisted = Hoisted()
-        self._read_specs()
-
-    def _read_specs(self) -> None:
-        n = len(self.children)
-        for kind in ("observation", "action", "state", "reward", "done"):
-            spec = self.children[0].full_specs[kind]
-            self.full_specs[kind] = spec.expand((n, *spec.shape))
+        self.full_specs = specs_of_all(first.full_specs, len(children))
 
     def plan(self) -> str:
         if (env := self._hoisted.of(self.children)) is not None:
@@ -168,13 +167,11 @@ class SerialRowEnv(_Children, RowEnv):
 
     def limit_episodes(self, max_steps: int) -> bool:
         limited = [child.limit_episodes(max_steps) for child in self.children]
-        self._read_specs()
+        self.full_specs = specs_of_all(self.children[0].full_specs, len(self.children))
         return all(limited)
 
     def row_layout(self) -> Layout:
-        own = super().row_layout()  # in main memory, and with a flag that may have been added here
-        theirs = self.children[0].row_layout()
-        return replace(theirs, **{name: getattr(own, name) for name in OF_THE_WHOLE})
+        return self.layout_around(self.children[0].row_layout())
 
     @property
     def resets_single_envs(self) -> bool:

@@ -32,13 +32,13 @@ from swath.envs.gym_spaces import (
     observation_leaves,
     require_names,
 )
-from swath.envs.rows import RowEnv
+from swath.envs.rows import WrappingEnv
 from swath.errors import EnvDataError, EnvError
 from swath.keys import show
 from swath.rollout.strip import Strip
 
 
-class VectorEnv(RowEnv):
+class VectorEnv(WrappingEnv):
     """A ``gymnasium.vector.VectorEnv`` as an env of batch size ``(num_envs,)``; ``GymWrapper`` makes it too.
 
     >>> import gymnasium
@@ -100,14 +100,9 @@ class VectorEnv(RowEnv):
         return seeds[0]
 
     def _close(self) -> None:
-        self.env.close()
+        super()._close()
         if _is_atari(self.env):
             self.env.ale = None  # type: ignore[attr-defined] # its threads end when nobody refers to it any more
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "env" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def __repr__(self) -> str:
         return f"VectorEnv({self.env}, batch_size={tuple(self.batch_size)})"

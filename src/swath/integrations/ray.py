@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from swath.addresses import LOOPBACK, is_loopback
+from swath.warn import warn_user
 
 #: Of a cluster that swath starts itself. Replies up to ``max_direct_call_object_size`` go straight to the driver,
 #: without a detour over the object store's process.
@@ -46,10 +46,9 @@ def start_ray(config: Mapping[str, Any] | None) -> bool:
 def _warn_if_open(address: str) -> None:
     host = address.removeprefix("ray://").rpartition(":")[0] or address
     if host != "auto" and not is_loopback(host) and not has_token_authentication():
-        warnings.warn(
+        warn_user(
             f"the Ray cluster at {address} takes orders from whoever reaches it: start it, and this program, with "
-            "RAY_AUTH_MODE=token (and see `ray get-auth-token`)",
-            stacklevel=4,
+            "RAY_AUTH_MODE=token (and see `ray get-auth-token`)"
         )
 
 

@@ -163,6 +163,14 @@ def traceback_of(error: BaseException) -> str:
         return "".join(traceback.format_tb(error.__traceback__)) + told(error)
 
 
+def attempt(do: Callable[[], Any]) -> Any:
+    """What a call returns; or the exception, packed, for whoever asked from another process."""
+    try:
+        return do()
+    except BaseException as error:
+        return pack(error)
+
+
 def unpack(packed: Packed, worker: int, who: str) -> BaseException:
     """The exception, with its own type and the remote traceback as its cause."""
     error = _unpickled(packed)

@@ -16,6 +16,7 @@ import torch
 from swath import platforms
 from swath.disk import show_bytes
 from swath.errors import OutOfSharedMemory
+from swath.process import cgroups
 
 #: Descriptors under this folder can be opened again by path; not so on macOS.
 _DESCRIPTORS = "/proc/self/fd"
@@ -84,20 +85,13 @@ def map_of_process(pid: int, descriptor: int, num_bytes: int) -> torch.Tensor:
 def free_bytes() -> int | None:
     """What this machine, or the control group of this process, has left; None where nobody says."""
     free: list[int] = []
-    with suppress(OSError):
-        lines = _read("/proc/meminfo").splitlines()
-        free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):
-        limit = _read("/sys/fs/cgroup/memory.max").strip()
-        if limit != "max":
-            free.append(int(limit) - int(_read("/sys/fs/cgroup/memory.current")))
-    return min(free, default=None)
-
-
-def _read(path: str) -> str:
     # Not pathlib's: a Ctrl-C in there is shown with an AttributeError that pathlib handles inside.
-    with open(path) as file:
-        return file.read()
+    with suppress(OSError), open("/proc/meminfo") as lines:
+        free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    left = cgroups.read_limits().memory_left
+    if left is not None:
+        free.append(left)
+    return min(free, default=None)
 
 
 def out_of_descriptors(what: str) -> OutOfSharedMemory:

@@ -19,8 +19,8 @@ import torch
 from swath.keys import Key
 from swath.process.memory import SharedMemory
 from swath.rollout.layout import Field
+from swath.rollout.placement import ALIGNMENT, offsets_of
 
-_ALIGNMENT = 64
 #: A consumer may keep as many batches as it likes; beyond this, a block is given away for good, and with it its
 #: descriptor, of which a process can have only so many.
 _MOST_LENT = 16
@@ -59,15 +59,11 @@ class BlockLayout:
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        offsets = [0]
-        for field in self.fields:
-            end = offsets[-1] + self.frames_per_batch * field.num_bytes
-            offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        return tuple(offsets)
+        return offsets_of(self.fields, self.frames_per_batch)
 
     @property
     def num_bytes(self) -> int:
-        return max(self._offsets[-1], _ALIGNMENT)
+        return max(self._offsets[-1], ALIGNMENT)
 
     def leaves(self, memory: torch.Tensor | np.ndarray, steps: Sequence[int]) -> dict[Key, torch.Tensor]:
         """All keys of a batch with so many steps of each member: ``[envs, steps, *shape]``."""
@@ -132,6 +128,11 @@ class BlockPool:
         self._returned: deque[weakref.ref[Any]] = deque()
         #: Numbers of blocks that are gone, for workers to unmap.
         self.gone: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all blocks: free, being written, or lent."""
+        return len(self._all) * self.layout.num_bytes
 
     def take(self) -> Block:
         """A block to be written."""

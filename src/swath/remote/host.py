@@ -7,76 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDictBase
 
 from swath.envs.base import EnvBase
-from swath.envs.paths import parts_of_env, resolve_path
+from swath.envs.paths import is_in_env, parts_of_env
 from swath.errors import StateMismatch
-from swath.keys import Key
+from swath.paths import resolve_path
 from swath.process.seeding import derived_seed, seed_process
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import Control
-from swath.rollout.layout import Field
-from swath.rollout.structure import Objects, Structure
+from swath.rollout.structure import Objects
 from swath.states import numbered
 
-
-class HostedRunner(Protocol):
-    """What a host does to a collector's rollout between two batches: ``collectors/runner.py``."""
-
-    policy_version: int
-    structure: Structure | None
-
-    @property
-    def fields(self) -> list[Field]: ...
-    @property
-    def fragments(self) -> set[int]: ...
-    @property
-    def versions(self) -> list[tuple[int, int]]: ...
-    @property
-    def seconds(self) -> tuple[float, float]: ...
-    def give_up(self) -> None: ...
-    def begin_ids_at(self, first: int) -> None: ...
-    def seed_random(self, seed: int) -> None: ...
-    def trajectories_of(self, rows: Any) -> list[int]: ...
-    def check_state(self, state: Mapping[str, Any], strict: bool) -> None: ...
-    def env_was_changed(self) -> None: ...
-
-
-class HostedCollector(Protocol):
-    """What a host needs of a collector. (Its class comes from above: the spec of a worker brings it.)"""
-
-    env: EnvBase
-    policy: Any
-
-    @property
-    def runner(self) -> HostedRunner: ...
-    def collect_into(self, leaves: Mapping[Key, torch.Tensor], num_steps: int, random_frames: int = 0) -> int: ...
-    def salvage_into(self) -> int: ...
-    def flat_rollout(self) -> TensorDictBase: ...
-    def set_seed(self, seed: int, static_seed: bool = False) -> int | None: ...
-    def reset(self, index: Any = None, **kwargs: Any) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None: ...
-    def get_distant_attr(self, path: str) -> list[Any]: ...
-    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any: ...
-    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None: ...
+if TYPE_CHECKING:  # the class comes from above: the spec of a worker brings it
+    from swath.collectors.runner import Runner
+    from swath.collectors.single import Collector
 
 
 @dataclass
 class Lane:
     """A collector, and the members of this host that it serves."""
 
-    collector: HostedCollector
+    collector: Collector
     members: range
     ids: TrajectoryIds
     fragments_told: set[int] = field(default_factory=set)
 
     @property
-    def runner(self) -> HostedRunner:
+    def runner(self) -> Runner:
         return self.collector.runner
 
     @property
@@ -114,11 +74,11 @@ class CollectorHost:
         self._control = control
 
     @property
-    def _collectors(self) -> Iterator[HostedCollector]:
+    def _collectors(self) -> Iterator[Collector]:
         return (lane.collector for lane in self.lanes)
 
     @property
-    def first(self) -> HostedCollector:
+    def first(self) -> Collector:
         """Of what is the same in all of them."""
         return self.lanes[0].collector
 
@@ -246,7 +206,10 @@ class CollectorHost:
         return getattr(self.first.policy, name)
 
     def get_distant_attr(self, path: str) -> list[Any]:
-        return self.first.get_distant_attr(path)
+        """For whom this is one of several places: the answer in a list; of several lanes' envs, it is a list."""
+        if not is_in_env(path) or len(self.lanes) == 1:
+            return [self.first.get_distant_attr(path)]
+        return [[each.get_distant_attr(path) for each in self._collectors]]
 
     def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
         results = [each.cascade_execute(path, *args, **kwargs) for each in self._collectors]

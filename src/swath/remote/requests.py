@@ -12,6 +12,8 @@ from swath.rollout.layout import Field
 from swath.workers.spec import EnvsOfWorker, Incarnation
 
 if TYPE_CHECKING:
+    from swath.data.episodes import Ended
+    from swath.envs.base import EnvBase
     from swath.rollout.structure import Structure
 
 
@@ -29,9 +31,9 @@ class WorkerSpec(EnvsOfWorker):
     frames: int
     collector_class: type
     collector_kwargs: Mapping[str, Any]
-    base_seed: int
-    num_threads: int
     init_fn: Callable[[], Any] | None
+    #: Gives an env what the policy needs; None: nothing.
+    complete_env: Callable[[EnvBase, Any], EnvBase] | None
 
     can_be_restarted: ClassVar[bool] = True
 
@@ -132,3 +134,5 @@ class CollectResult(NamedTuple):
     fragments: list[int]
     #: What is in the batch by number (``rollout/structure.py``).
     objects: Mapping[int, Any] = {}
+    #: Of a batch that was written to the replay buffer: those that ended in it.
+    episodes: Ended | None = None

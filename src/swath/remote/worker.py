@@ -10,11 +10,13 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import torch
 
+from swath.data.episodes import Ended, EpisodeTally
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.data.postprocessing import Stored
 from swath.data.shared_track_writer import SharedTrackWriter
@@ -24,7 +26,6 @@ from swath.errors import add_note, told
 from swath.keys import Key
 from swath.process.channel import Channel, pack
 from swath.process.memory import map_descriptor
-from swath.process.seeding import seed_process
 from swath.remote.blocks import BlockLayout
 from swath.remote.host import CollectorHost, Lane
 from swath.remote.requests import (
@@ -36,6 +37,8 @@ from swath.remote.requests import (
     random_in_rows,
 )
 from swath.rollout.boundaries import TrajectoryIds
+from swath.rollout.delivery import TRAJ_IDS
+from swath.timeline.recorder import Kind, Recorder
 from swath.workers.spec import Incarnation
 from swath.workers.status_page import Ledger, StatusPage
 
@@ -52,6 +55,7 @@ class WorkerControl:
         self.beat = page.beat
         self.stop_requested = False
         self.policy_version = 0
+        self.recorder: Recorder | None = None
         self.first_step = 0
         self._page = page
         self.read = read
@@ -85,6 +89,9 @@ class Worker:
         self._blocks: dict[int, tuple[torch.Tensor, BlockLayout]] = {}
         self._views: dict[tuple[int, tuple[int, ...]], dict[Key, torch.Tensor]] = {}
         self._buffer: SharedTrackWriter | None = None
+        #: Of what is written to the buffer; others are counted by who gets them.
+        self._tally = EpisodeTally()
+        self._ended: list[Ended] = []
         self.leaving = False
         self._made: list[EnvBase] = []
         self._host = CollectorHost(spec.worker, [], self._made, self._control)
@@ -93,13 +100,13 @@ class Worker:
 
     def build(self) -> WorkerDescription:
         plan = self._spec
-        torch.set_num_threads(plan.num_threads)
-        seed_process(plan.base_seed, plan.worker, self._incarnation.number)
         if plan.init_fn is not None:
             plan.init_fn()
         envs = self._made
         plan.make_envs(envs)
         self.policy = plan.policy if plan.policy_factory is None else plan.policy_factory()
+        if plan.complete_env is not None:
+            envs[:] = [plan.complete_env(env, self.policy) for env in envs]
         merged = len(envs) > 1 and all(not env.batch_size for env in envs)
         if merged:
             shared = side_by_side(envs)
@@ -112,7 +119,6 @@ class Worker:
         made = self._host.lanes
         self._control.ids = made[0].ids if len(made) == 1 else None
         runner = self._host.first.runner
-        self._page.write(started_at=time.monotonic())
         return WorkerDescription(
             env_size=envs[0].batch_size,
             fields=tuple(runner.fields),
@@ -177,7 +183,30 @@ class Worker:
             elif self._orders:
                 self._collect(self._orders.popleft())
             else:
-                self._handle(*self._channel.receive())
+                self._handle(*self._await_message())
+
+    def _await_message(self) -> tuple[Any, ...]:
+        recorder = self._control.recorder
+        if recorder is None:
+            return self._channel.receive()
+        with recorder.waiting(Kind.WAIT_FOR_REQUEST, recorder.last_end_s):
+            return self._channel.receive()
+
+    def _recorded(self, kind: Kind, count: float = 0) -> AbstractContextManager[None]:
+        recorder = self._control.recorder
+        if recorder is None:
+            return nullcontext()
+        # Between two batches nothing is left out.
+        return recorder.during(kind, count, recorder.last_end_s if self._current is None else None)
+
+    def _on_trace(self, num_bytes: int) -> None:
+        """Record what is done, in memory of the owner's."""
+        descriptor = self._channel.receive_descriptor()
+        self._control.recorder = Recorder(map_descriptor(descriptor, num_bytes))
+        os.close(descriptor)
+
+    def _on_untrace(self) -> None:
+        self._control.recorder = None
 
     def _drain(self) -> None:
         self._page.waiting[0] = 0  # before reading, so that nothing is missed
@@ -219,7 +248,8 @@ class Worker:
 
     def _on_weights(self, model_id: str) -> None:
         scheme = self._receivers[model_id]
-        scheme.receive(timeout=scheme.timeout_s)
+        with self._recorded(Kind.WEIGHTS):
+            scheme.receive(timeout=scheme.timeout_s)
 
     def _on_void(self, undelivered: bool) -> None:
         """Nothing that was ordered before is wanted. Episodes of which frames are missing then do not go on."""
@@ -242,9 +272,21 @@ class Worker:
 
     def _on_call(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         who = self if name in self._OWN_ANSWERS else self._host
-        self._channel.answer(number, lambda: getattr(who, name)(*args, **kwargs))
+        with self._recorded(Kind.CALL):
+            self._channel.answer(number, lambda: getattr(who, name)(*args, **kwargs))
 
     def _collect(self, order: CollectRequest) -> None:
+        recorder = self._control.recorder
+        if recorder is None:
+            result = self._follow(order)
+        else:
+            with recorder.during(Kind.COLLECT, since_s=recorder.last_end_s):  # over before its owner knows
+                result = self._follow(order)
+        if result is not None:
+            self._channel.send("ready", *result)
+
+    def _follow(self, order: CollectRequest) -> CollectResult | None:
+        """What came of it; None if nobody wants it, or it was said why there is none."""
         page, control = self._page, self._control
         self._current = order
         control.first_step = order.first_step
@@ -260,13 +302,14 @@ class Worker:
             for lane, part, num_steps, random_frames in self._parts(order):
                 steps.append(lane.collector.collect_into(part, num_steps, random_frames) if num_steps else 0)
             if order.block == INTO_BUFFER:
-                self._write(order, steps)
+                with self._recorded(Kind.STORE):
+                    self._write(order, steps)
         except _Aborted:
             page.write(beat=0)
-            return
+            return None
         except BaseException as error:  # an env may call sys.exit, a postproc may raise
             self._give_up(order, error, steps)
-            return
+            return None
         finally:
             self._current, self._unwanted, control.stop_requested = None, False, False
             now = time.monotonic()
@@ -274,7 +317,7 @@ class Worker:
             page.add(busy_s=now - started, cpu_s=time.process_time() - cpu_s, switches=_voluntary_switches() - switches)
         objects = self._objects_of(order, steps)
         versions, fragments = self._after(order, steps)
-        self._channel.send("ready", *CollectResult(order.number, steps, versions, fragments, objects))
+        return CollectResult(order.number, steps, versions, fragments, objects, self._take_ended())
 
     def _parts(self, order: CollectRequest) -> list[tuple[Lane, dict[Key, torch.Tensor], int, int]]:
         """For each lane: where to write, how many steps, how many random frames."""
@@ -314,8 +357,26 @@ class Worker:
         for (lane, part, _, _), taken in zip(self._parts(order), steps, strict=True):
             rows = min(lane.num_envs, rows_left)
             if taken and rows:
+                self._count_episodes({key: leaf[:rows, :taken] for key, leaf in part.items()}, lane, row)
                 self._buffer.write({key: leaf[:rows, :taken] for key, leaf in part.items()}, row, lane.runner.fragments)
             row, rows_left = row + lane.num_envs, rows_left - rows
+
+    def _count_episodes(self, leaves: Mapping[Key, torch.Tensor], lane: Lane, first_row: int) -> None:
+        """Of frames ``[rows, steps]`` that are to be written, of this worker's envs from the ``first_row``-th on."""
+        if TRAJ_IDS not in leaves:
+            return
+        first = self._spec.members.start * (lane.num_envs // len(lane.members)) + first_row
+        self._tally.fragments |= lane.runner.fragments
+        ended = self._tally.look_at(
+            leaves.__getitem__, lambda: leaves, 2, np.arange(first, first + len(leaves[TRAJ_IDS]))
+        )
+        self._tally.accept(ended)
+        if len(ended.ended):
+            self._ended.append(ended.ended)
+
+    def _take_ended(self) -> Ended | None:
+        ended, self._ended = self._ended, []
+        return Ended.joined(ended) if ended else None
 
     def _after(self, order: CollectRequest, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
@@ -350,7 +411,8 @@ class Worker:
         except Exception as another:
             add_note(error, f"swath: what was complete before this could not be stored: {told(another)}")
         else:
-            self._channel.send("ready", *CollectResult(order.number, steps, *self._after(order, steps)))
+            result = CollectResult(order.number, steps, *self._after(order, steps), episodes=self._take_ended())
+            self._channel.send("ready", *result)
 
     # -- calls: what the host does not answer alone --------------------------------------------------------------------
 

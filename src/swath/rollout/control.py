@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from swath.timeline.recorder import Recorder
+
 
 class Control(Protocol):
     """What may reach a rollout from outside while it collects, such as new weights; see ``workers/``."""
@@ -20,6 +22,8 @@ class Control(Protocol):
     stop_requested: bool
     #: The version of the weights, as of the last ``read``.
     policy_version: int
+    #: Where to write who takes how long, while somebody wants to know.
+    recorder: Recorder | None
 
     def read(self) -> None:
         """Do what is asked. Whatever it raises ends the batch without delivering it."""
@@ -46,6 +50,7 @@ class ThreadControl:
         self.stop_requested = False
         self.beat = [0]
         self.policy_version = 0
+        self.recorder: Recorder | None = None
         #: Held while a task is done.
         self._lock = threading.RLock()
         self._tasks: list[tuple[Callable[[], Any], Future[Any]]] = []

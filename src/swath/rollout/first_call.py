@@ -83,6 +83,12 @@ def first_call(
     return TensorDictCall(call.function, call.in_keys, tuple(written)), written
 
 
+_HOW_TO_KNOW_STARTS = (
+    ". It says where an episode begins: give the collector auto_register_policy_transforms=True, or the env the "
+    "transform InitTracker"
+)
+
+
 def require_inputs(call: PolicyCall, available: dict[Key, torch.Tensor]) -> None:
     """Raise for a key that the call asks for and nobody writes."""
     flags = {("done",), ("terminated",), ("truncated",)}
@@ -96,6 +102,7 @@ def require_inputs(call: PolicyCall, available: dict[Key, torch.Tensor]) -> None
         raise PolicyInputError(
             f"the policy asks for {show(key)}, which nobody writes; there is {', '.join(known)}"
             + (f". Did you mean {near[0]}?" if near else "")
+            + (_HOW_TO_KNOW_STARTS if key[-1] == "is_init" else "")
         )
 
 

@@ -96,6 +96,14 @@ class Layout:
         fields = (*self.carried, *self.outputs, *self.outcomes)
         return self.num_envs * sum(f.num_bytes for f in fields)
 
+    def in_main_memory(self) -> Layout:
+        """The same as rows are written, and as other processes can see them."""
+
+        def moved(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+            return tuple(replace(field, device=CPU) for field in fields)
+
+        return replace(self, carried=moved(self.carried), outputs=moved(self.outputs), outcomes=moved(self.outcomes))
+
     def with_policy(
         self,
         outputs: Iterable[Field],

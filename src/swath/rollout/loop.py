@@ -19,6 +19,7 @@ from swath.rollout.plan import PolicyPlan
 from swath.rollout.ragged import RaggedBatch
 from swath.rollout.random_actions import RandomActions
 from swath.rollout.strip import Strip
+from swath.timeline.recorder import STRETCH_S, Kind, Recorder
 
 
 def first_observations(env: Any) -> dict[Key, torch.Tensor]:
@@ -213,11 +214,12 @@ class Rollout:
 
     def _fill_batch(self, stop: Callable[[], bool] | None) -> None:
         batch, control = self._batch, self.control
+        recorder = control.recorder
         if self._unfinished:  # a step raised: the envs are somewhere else than the strip says
             self.abandon()
         if self._prepare_env is not None:
             self._prepare_env()
-        self.begin()
+        self._begin_recorded(recorder)
         if self._policy is not None:
             self._policy.prepare()
         self._unfinished = True
@@ -225,20 +227,38 @@ class Rollout:
         stopped = False
         while (missing := batch.steps_missing()) > 0 and (batch.is_empty or not (stopped or control.stop_requested)):
             act, length, num_random = self._next_stretch(min(missing, self.strip.num_steps))
-            stopped = self._run_watched(act, length, stop) if stop else self._run_sampled(act, length)
+            if recorder is not None:
+                stopped = self._run_recorded(act, length, stop, recorder)
+            else:
+                stopped = self._run_watched(act, length, stop) if stop else self._run_sampled(act, length)
             self.random_frames_left -= num_random if num_random is not None else self._count_frames()
+            started = perf_counter()
             batch.write(self.strip, self.boundaries, self._taken, self.versions[-1][1])
             self._rewind()
             for env, last_kept_id in batch.cuts:
                 self.boundaries.cut(env, last_kept_id)
             control.commit(batch.num_committed)
+            if recorder is not None:
+                recorder.add(Kind.DELIVER, started, perf_counter())
             if control.waiting[0]:
                 self._read_messages()
+                recorder = control.recorder
         self._unfinished = False
+
+    def _begin_recorded(self, recorder: Recorder | None) -> None:
+        if recorder is None:
+            self.begin()
+            return
+        recorder.acts_with(self.control.policy_version)
+        if self._needs_reset:
+            with recorder.during(Kind.RESET, len(self._needs_reset)):
+                self.begin()
 
     def _read_messages(self) -> None:
         control = self.control
         control.read()
+        if control.recorder is not None:
+            control.recorder.acts_with(control.policy_version)
         if self.versions[-1][1] != control.policy_version:
             self.versions.append((self._batch.num_taken, control.policy_version))
             if self._policy is not None:
@@ -334,6 +354,52 @@ class Rollout:
             if not self.control.waiting[0]:
                 self._run(act, chosen + 1, length)
         return False
+
+    def _run_recorded(
+        self, act: Callable[[int], None], length: int, stop: Callable[[], bool] | None, recorder: Recorder
+    ) -> bool:
+        """The loop with a clock: who takes how long, in stretches. A step that is as long as one stands alone."""
+        step, cross = self._step, self.boundaries.cross
+        waiting, beat = self.control.waiting, self.control.beat
+        t, done, stopped = 0, self._batch.num_taken + 1, False
+        first, policy_s, reset_s = 0, 0.0, 0.0
+        started = before = perf_counter()
+        try:
+            for t in range(length):
+                act(t)
+                acted = perf_counter()
+                ended = step(t)
+                now = stepped = perf_counter()
+                if ended is not None:
+                    cross(t, ended)
+                    now = perf_counter()
+                if now - started > STRETCH_S or waiting[0]:
+                    if now - before > STRETCH_S and t > first:
+                        recorder.add(Kind.STEPS, started, before, t - first, policy_s, reset_s)
+                        started, first, policy_s, reset_s = before, t, 0.0, 0.0
+                    recorder.add(
+                        Kind.STEPS, started, now, t + 1 - first, policy_s + acted - before, reset_s + now - stepped
+                    )
+                    started, first, policy_s, reset_s = now, t + 1, 0.0, 0.0
+                else:
+                    policy_s += acted - before
+                    reset_s += now - stepped
+                before = now
+                beat[0] = done + t
+                if stop is not None and stop():
+                    stopped = True
+                if stopped or waiting[0]:
+                    length = t + 1
+                    break
+            t = length
+        except Exception as error:
+            self._say_where(error, t)
+            raise
+        finally:
+            self._taken = t
+            if t > first:
+                recorder.add(Kind.STEPS, started, before, t - first, policy_s, reset_s)
+        return stopped
 
     def _say_where(self, error: Exception, t: int) -> None:
         """Add to an exception which step of the batch it came from, and whether the policy raised it."""

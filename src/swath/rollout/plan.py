@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from swath.errors import PolicyError, PolicyOutputError, add_note
+from swath.errors import PolicyError, PolicyInputError, PolicyOutputError, add_note
 from swath.keys import Key, as_key, show
 from swath.rollout.capture.captured import Called, CapturedPolicy
 from swath.rollout.first_call import first_call, output_fields, require_inputs, untouched
@@ -125,9 +125,10 @@ class PolicyPlan:
                 return replace(plan, are_its_own=are_its_own, captures=options.capture)
             except Exception as error:  # another candidate may fit
                 errors.append(error)
-        if state_keys and not getattr(policy, "state_spec", None):
+        is_input_missing = bool(errors) and isinstance(errors[-1], PolicyInputError)  # whatever the state is
+        if state_keys and not is_input_missing and not getattr(policy, "state_spec", None):
             raise unknown_state(state_keys) from (errors[-1] if errors else None)
-        error = errors[0]
+        error = errors[-1] if is_input_missing else errors[0]
         if not isinstance(error, PolicyError):
             add_note(
                 error,

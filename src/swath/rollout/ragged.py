@@ -8,7 +8,6 @@ room again, the last one kept is marked truncated, and what follows is another t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from swath.rollout.boundaries import Boundaries
 from swath.rollout.delivery import TRAJ_IDS, Batch, Stamps, strip_parts
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
+from swath.warn import warn_user
 
 #: How far ahead of the slowest an env may get, beyond a batch.
 MAX_WAITING_STEPS = 4096
@@ -99,11 +99,10 @@ class RaggedBatch:
         leaves, last = self._memory.leaves, self._capacity - 1
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"env {env} of a vector env in NEXT_STEP mode got {self._capacity:,} steps ahead of the slowest; its "
                 "frames are dropped until the others caught up, which cuts its episodes. Make the vector env with "
-                "AutoresetMode.DISABLED or SAME_STEP, where envs advance evenly",
-                stacklevel=2,
+                "AutoresetMode.DISABLED or SAME_STEP, where envs advance evenly"
             )
         if not leaves["next", "done"][env, last]:
             for flag in ("truncated", "done") if self._memory.layout.has_truncated else ("done",):

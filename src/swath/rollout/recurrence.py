@@ -5,7 +5,8 @@ order, from
 
 1. ``policy.state_spec``, a mapping from key to spec (per env, without batch size);
 2. a first call without the state, if the policy can do without (``hidden=None``);
-3. the sizes of the recurrent layers in the policy (``nn.GRUCell``, ``nn.LSTM``, …).
+3. the sizes of the recurrent layers in the policy (``nn.GRUCell``, ``nn.LSTM``, …);
+4. the transforms that modules of TorchRL make for their states (``make_tensordict_primer``).
 """
 
 from __future__ import annotations
@@ -61,7 +62,23 @@ def first_states(
         {key: zeros(shape, dtype) for key, shape in zip(keys, combination, strict=True)}
         for combination in combinations[:MAX_TRIES]
     ]
+    primed = _primed(policy)
+    if all(key in primed for key in keys):
+        candidates.append({key: zeros(primed[key].shape, primed[key].dtype) for key in keys})
     return keys, candidates
+
+
+def _primed(policy: Any) -> dict[Key, Any]:
+    """The specs of states that modules make a primer for."""
+    specs: dict[Key, Any] = {}
+    for module in getattr(policy, "modules", list)():
+        make = getattr(module, "make_tensordict_primer", None)
+        try:
+            primers = None if make is None else make().primers
+            specs |= {} if primers is None else {as_key(key): spec for key, spec in primers.items(True, True)}
+        except Exception:  # it cannot say: the policy is told that its state is not known
+            continue
+    return specs
 
 
 def _state_shapes(layer: nn.RNNBase | nn.RNNCellBase) -> list[tuple[int, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from swath.specs import Categorical, OneHot, masked_rand
 from swath.stepping.env_crew import EnvCrew
 from swath.stepping.group_progress import GroupProgress
 from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP_AND_RESET
+from swath.timeline.recorder import Kind, Recorder, Stretch
 
 ENV_INDEX: Key = ("env_index",)
 VERSION: Key = ("policy_version",)
@@ -43,6 +45,29 @@ class _Rows:
         self.epoch = -1
 
 
+class _RecordedTurns:
+    """Waiting for envs and giving them actions, in turns, with a clock."""
+
+    def __init__(self, rollout: CentralRollout, recorder: Recorder) -> None:
+        self._rollout = rollout
+        self._stretch = Stretch(recorder, Kind.TURNS)
+        self._rows = rollout.num_forward_rows
+        self._before = perf_counter()
+
+    def acted(self) -> None:
+        now, rows = perf_counter(), self._rollout.num_forward_rows
+        self._stretch.add(now, rows - self._rows, x=now - self._before)
+        self._before, self._rows = now, rows
+
+    def waited(self) -> None:
+        now = perf_counter()
+        self._stretch.add(now, 0, y=now - self._before)
+        self._before = now
+
+    def end(self) -> None:
+        self._stretch.end()
+
+
 class CentralRollout:
     """A policy, envs elsewhere, and batches ``[frames]`` of whatever they did; each env's frames in order.
 
@@ -53,7 +78,6 @@ class CentralRollout:
         frames_per_batch: of a usual batch; says how long strips are.
         max_batch_size, min_batch_size: rows of a forward.
         min_batch_wait_s: how long to wait for ``min_batch_size`` rows.
-        goes_on: whether envs are given their next actions before a batch is handed over.
     """
 
     def __init__(
@@ -70,7 +94,6 @@ class CentralRollout:
         max_batch_size: int,
         min_batch_size: int = 1,
         min_batch_wait_s: float = 0.0,
-        goes_on: bool = True,
         device: torch.device | None = None,
     ) -> None:
         self._crew = crew
@@ -81,7 +104,8 @@ class CentralRollout:
         self._max_batch_size = max_batch_size
         self._min_batch_size = min_batch_size
         self._min_batch_wait_s = min_batch_wait_s
-        self.goes_on = goes_on
+        #: Whether envs are given their next actions before a batch is handed over.
+        self.goes_on = True
         self._device = device
         self.num_envs = crew.num_rows
         affordable = max(2, MAX_BYTES // max(1, layout.bytes_per_step))
@@ -154,14 +178,22 @@ class CentralRollout:
         self._failed = True  # unless this comes to its end
         if self._to_reset:
             self._reset()
+        turns = None if self.control.recorder is None else _RecordedTurns(self, self.control.recorder)
         self._act()
         while self._missing > 0 and not (self.control.stop_requested or (stop is not None and stop())):
+            if turns is not None:
+                turns.acted()
             self._take_ready()
+            if turns is not None:
+                turns.waited()
             if self.control.waiting[0]:  # between two calls of the policy
                 self.control.read()
                 self._renew()
             if self._missing > 0 or self.goes_on:
                 self._act()
+        if turns is not None:
+            turns.acted()
+            turns.end()
         self._flush()
         self._failed = False
         self._random_due = max(0, self._random_due - self._output.num_random)
@@ -169,6 +201,8 @@ class CentralRollout:
 
     def _renew(self) -> None:
         """The weights may be others now."""
+        if self.control.recorder is not None:
+            self.control.recorder.acts_with(self.control.policy_version)
         self._epoch += 1
         self._version = self.control.policy_version
 

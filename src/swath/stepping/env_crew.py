@@ -16,7 +16,7 @@ from swath.process.semaphores import Semaphore, ThreadSemaphore, Watch
 from swath.process.start import StartMethod
 from swath.rollout.layout import Field, Layout
 from swath.stepping.env_hosts import Hosts, ProcessHosts, ThreadHosts
-from swath.stepping.shared_steps import BUSY, FAILED, IDLE, SharedSteps, SharedStepsPlan, encode, in_main_memory
+from swath.stepping.shared_steps import BUSY, FAILED, IDLE, SharedSteps, SharedStepsPlan, encode
 from swath.stepping.spec import EnvDescription, EnvWorkerSpec
 from swath.workers.layout import WorkerLayout
 
@@ -143,7 +143,7 @@ class EnvCrew:
         if self.is_laid_out(num_steps, actions, envs_per_group):
             return
         self._laid_out = None
-        layouts = [in_main_memory(description.layout) for description in self.hosts.descriptions]
+        layouts = [description.layout.in_main_memory() for description in self.hosts.descriptions]
         layouts = [
             replace(layout, outputs=tuple(replace(actions[f.key], device=f.device) for f in layout.outputs))
             for layout in layouts

@@ -19,7 +19,7 @@ from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 from swath.process.start import StartMethod
 from swath.stepping.shared_steps import SharedStepsPlan
 from swath.stepping.spec import EnvDescription, EnvWorkerSpec
-from swath.workers.handle import WorkerHandle, has_ended
+from swath.workers.handle import WorkerHandle
 from swath.workers.pool import WorkerPool
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -97,7 +97,7 @@ class ProcessHosts:
 
     def check(self) -> None:
         for handle in self.workers.handles:
-            if has_ended(handle):
+            if not handle.is_alive:
                 self.workers.handle_end(handle)
 
     def end(self, worker: int) -> None:
@@ -203,9 +203,7 @@ class ThreadHosts:
         self._threads[worker].leaving = True
 
     def who(self, worker: int) -> str:
-        members = self._threads[worker].spec.members
-        envs = f"env {members.start}" if len(members) == 1 else f"envs {members.start} to {members.stop - 1}"
-        return f"thread {worker} ({envs})"
+        return f"thread {worker} ({self._threads[worker].spec.shown})"
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         if self._owner_pid != os.getpid():

@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from swath.paths import Parts, follow
 from swath.process.channel import Channel, Packed, pack
 from swath.process.memory import map_descriptor
-from swath.process.seeding import seed_process
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, Watch
 from swath.rollout.boundaries import Stepper
 from swath.stepping.shared_steps import ENDED, FAILED, READY, RESET, STEP_AND_RESET, SharedSteps, SharedStepsPlan
 from swath.stepping.spec import EnvDescription, EnvWorkerSpec
-from swath.workers.spec import Incarnation
+from swath.timeline.recorder import Kind, Recorder, Stretch
 from swath.workers.status_page import StatusPage
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class EnvHost:
                     env.add_truncated_keys()
         self._env = plan.join(self._made)
         self._env.first_index = plan.members.start
-        self._rows_per_env = first.batch_size.numel()
         if max_steps is not None:
             self._limit = _StepLimit(self._env.batch_size.numel(), max_steps)
         layout = self._env.row_layout()
@@ -187,13 +186,14 @@ class EnvHost:
     def check_state_dict(self, state: dict[str, Any], strict: bool) -> None:
         self._env.check_state_dict(state, strict)
 
-    def child_attributes(self, name: str) -> tuple[bool, list[Any]]:
-        """Whether it is a method, and else what it is in each env."""
-        values = [getattr(env, name) for env in self._made]
-        return (True, []) if all(callable(value) for value in values) else (False, values)
+    def child_attributes(self, parts: Parts, path: str) -> tuple[bool, list[Any]]:
+        """Whether a path leads to a method, and else to what in each env."""
+        values = [follow(env, parts, path) for env in self._made]
+        is_method = all(callable(value) and not isinstance(value, torch.nn.Module) for value in values)
+        return (True, []) if is_method else (False, values)
 
-    def call_children(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        results = [getattr(env, name)(*args, **kwargs) for env in self._made]
+    def call_children(self, parts: Parts, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        results = [follow(env, parts, path)(*args, **kwargs) for env in self._made]
         self._notice_changes()
         return results
 
@@ -212,21 +212,17 @@ class EnvHost:
 class EnvWorker:
     """A host in a process: it sleeps until its semaphore is raised."""
 
-    def __init__(self, channel: Channel, page: StatusPage, spec: EnvWorkerSpec, incarnation: Incarnation) -> None:
+    def __init__(self, channel: Channel, page: StatusPage, spec: EnvWorkerSpec) -> None:
         self._channel = channel
         self._page = page
-        self._spec = spec
-        self._incarnation = incarnation
         self.leaving = False
+        #: Where to write who takes how long, while somebody wants to know.
+        self._recorder: Recorder | None = None
         self._host = EnvHost(spec, page.cell("frames"))
 
     def build(self) -> EnvDescription:
-        plan = self._spec
-        torch.set_num_threads(plan.num_threads)
-        seed_process(plan.base_seed, plan.worker, self._incarnation.number)
         description = self._host.build()
         self._go = Semaphore(self._page.semaphore_memory, initial=0)
-        self._page.write(started_at=time.monotonic())
         return description
 
     def connect(self, receivers: Any) -> None:
@@ -235,10 +231,37 @@ class EnvWorker:
     def serve(self) -> None:
         host, page, go = self._host, self._page, Watch(self._go, _TRIES)
         while not self.leaving:
-            if go.wait(_SECONDS_BETWEEN_LOOKS):
+            if self._recorder is not None:
+                self._serve_recorded(self._recorder, go)
+            elif go.wait(_SECONDS_BETWEEN_LOOKS):
                 if page.waiting[0]:
                     self._read_messages()
                 host.follow_orders()
+
+    def _serve_recorded(self, recorder: Recorder, go: Watch) -> None:
+        """As ``serve``, with a clock: how long orders are waited for, in stretches."""
+        host, page = self._host, self._page
+        stretch, before = Stretch(recorder, Kind.ORDERS), perf_counter()
+        while not self.leaving and self._recorder is recorder:
+            raised = go.wait(_SECONDS_BETWEEN_LOOKS)
+            woken = perf_counter()
+            if raised:
+                if page.waiting[0]:
+                    self._read_messages()
+                host.follow_orders()
+            now = perf_counter()
+            stretch.add(now, int(raised), x=woken - before)
+            before = now
+        stretch.end()
+
+    def _on_trace(self, num_bytes: int) -> None:
+        """Record what is done, in memory of the owner's."""
+        descriptor = self._channel.receive_descriptor()
+        self._recorder = Recorder(map_descriptor(descriptor, num_bytes))
+        os.close(descriptor)
+
+    def _on_untrace(self) -> None:
+        self._recorder = None
 
     def _read_messages(self) -> None:
         self._page.waiting[0] = 0  # before reading, so that nothing is missed

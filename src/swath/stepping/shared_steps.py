@@ -8,7 +8,7 @@ worker writes what came of it into the other, and raises a semaphore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,13 @@ import torch
 
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore
 from swath.rollout.layout import CPU, Field, Layout
+from swath.rollout.placement import aligned
 from swath.rollout.strip import Column, Strip
 
 #: Orders: an operation, and the row to do it on; see ``encode``. 0 is none.
 STEP, STEP_AND_RESET, RESET = 1, 2, 3
 #: What came of an order: nothing yet, all envs go on, some ended an episode, one raised.
 IDLE, BUSY, READY, ENDED, FAILED = 0, 1, 2, 3, 4
-
-_ALIGNMENT = 64
 
 
 def encode(operation: int, row: int) -> int:
@@ -41,12 +40,8 @@ class Arena:
     def take(self, size: Sequence[int], *, dtype: torch.dtype, device: Any = CPU) -> torch.Tensor:
         end = self.offset + torch.Size(size).numel() * dtype.itemsize
         piece = self._memory[self.offset : end].view(dtype).view(*size)
-        self.offset = _aligned(end)
+        self.offset = aligned(end)
         return piece
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class SharedStepsPlan:
 
     @staticmethod
     def header_bytes(num_groups: int) -> int:
-        return _aligned(SEMAPHORE_BYTES + 16 * num_groups)
+        return aligned(SEMAPHORE_BYTES + 16 * num_groups)
 
     @property
     def end(self) -> int:
@@ -72,22 +67,11 @@ class SharedStepsPlan:
         layout, steps, num_envs = self.layout, self.num_steps, self.layout.num_envs
 
         def size(fields: Sequence[Field], rows: int) -> int:
-            return sum(_aligned(rows * num_envs * f.num_bytes) for f in fields)
+            return sum(aligned(rows * num_envs * f.num_bytes) for f in fields)
 
-        flags = 2 * _aligned(steps * num_envs)
+        flags = 2 * aligned(steps * num_envs)
         carried = size(layout.carried, steps + 1) + size(layout.carried, steps)
         return self.offset + carried + size(layout.outputs, steps) + size(layout.outcomes, steps) + flags
-
-
-def in_main_memory(layout: Layout) -> Layout:
-    """A layout as other processes can see it."""
-
-    def moved(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        return tuple(replace(field, device=CPU) for field in fields)
-
-    return replace(
-        layout, carried=moved(layout.carried), outputs=moved(layout.outputs), outcomes=moved(layout.outcomes)
-    )
 
 
 class SharedSteps:
@@ -105,7 +89,3 @@ class SharedSteps:
         #: At an episode's end: what was in the carried row t + 1 before the reset.
         self.last = [Column(f, plan.num_steps, plan.layout.batch_size, arena.take) for f in plan.layout.carried]
         assert arena.offset == plan.end
-
-    def last_entries(self, t: int, env_ids: list[int]) -> list[np.ndarray | torch.Tensor]:
-        """The last observations of episodes that ended with step t."""
-        return [column.take(t, env_ids) for column in self.last]

@@ -23,13 +23,11 @@ class EnvWorkerSpec(EnvsOfWorker):
     join: Callable[[Sequence[EnvBase]], EnvBase]
     #: Truncate an episode after so many steps.
     max_steps: int | None
-    base_seed: int
-    num_threads: int
 
     def make_worker(self, channel: Any, page: Any, incarnation: Incarnation) -> Any:
         from swath.stepping.env_worker import EnvWorker
 
-        return EnvWorker(channel, page, self, incarnation)
+        return EnvWorker(channel, page, self)
 
     def make_host(self) -> Any:
         from swath.stepping.env_worker import EnvHost

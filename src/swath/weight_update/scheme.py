@@ -17,10 +17,12 @@ so they are applied as a whole, also in the middle of a batch; and ``send`` retu
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +32,7 @@ from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.memory import require_descriptors
 from swath.weight_update.acknowledgements import Acknowledgements
 from swath.weight_update.publications import Publications
+from swath.weight_update.scheme_role import SchemeRole
 from swath.weight_update.strategy import WeightStrategy
 from swath.weight_update.weights import flat_weights
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 120.0
 
 
-class WeightSyncScheme:
+class WeightSyncScheme(SchemeRole):
     """Base of all schemes. A subclass says how weights travel (``_publish``, ``_post``, ``_unpack``).
 
     Args:
@@ -85,56 +88,6 @@ class WeightSyncScheme:
         from swath.weight_update.backends import scheme_kind  # which knows all kinds, and they this one
 
         return scheme_kind(backend)(**kwargs)
-
-    # -- what it is ------------------------------------------------------------------------------------------------
-
-    @property
-    def context(self) -> Any:
-        """The collector, or server, that it works for, if there is one, and it is not gone."""
-        return None if self._context is None else self._context()
-
-    @property
-    def model(self) -> Any:
-        """The model whose weights are sent, or that gets them."""
-        model = self._source()
-        if model is None and self._role == "receiver" and hasattr(self.context, "get_model"):
-            return self.context.get_model(self.model_id)
-        return model
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        self.set_source(model)
-
-    @property
-    def weights(self) -> Any:
-        """A copy of the model's weights, as ``strategy`` has them; None without a model."""
-        model = self.model
-        return None if model is None else self.strategy.extract_weights(model)
-
-    @property
-    def worker_idx(self) -> int | None:
-        """Which receiver it is."""
-        return self._worker_idx
-
-    @property
-    def initialized_on_sender(self) -> bool:
-        return self._role == "sender"
-
-    @property
-    def initialized_on_receiver(self) -> bool:
-        return self._role == "receiver"
-
-    @property
-    def synchronized_on_sender(self) -> bool:
-        return self._role == "sender" and self._connected
-
-    @property
-    def synchronized_on_receiver(self) -> bool:
-        return self._role == "receiver" and self._connected
-
-    def __repr__(self) -> str:
-        state = "not initialised" if self._role is None else f"{self._role}{', connected' if self._connected else ''}"
-        return f"{type(self).__name__}(model_id={self.model_id!r}, {state})"
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
@@ -259,13 +212,15 @@ class WeightSyncScheme:
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and the workers' ends of the connections; whoever gets it must init and connect anew."""
-        return {**self._settings(), "_worker_ends": self._worker_ends}
+        # By whatever pickler: only multiprocessing's own knows what a connection is.
+        ends = {worker: bytes(ForkingPickler.dumps(end)) for worker, end in self._worker_ends.items()}
+        return {**self._settings(), "_worker_ends": ends}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ends = state.pop("_worker_ends")
         self.__dict__.update(state)
         self._start_over()
-        self._worker_ends = ends
+        self._worker_ends = {worker: pickle.loads(end) for worker, end in ends.items()}
 
     def init_on_receiver(
         self, *, model_id: str | None = None, context: Any = None, model: Any = None, worker_idx: int = 0
@@ -345,6 +300,9 @@ class WeightSyncScheme:
         source = weights if weights is not None else self._source()
         if source is None:
             raise RuntimeError("send: there are no weights to send; give them, or a model in init_on_sender")
+        if self._context is not None and not self._channels:  # what it is for is in this process
+            self.context.update_policy_weights_(weights=source, model_id=self.model_id)
+            return
         if isinstance(source, dict) and source and all(isinstance(name, int) for name in source):
             for worker, own in source.items():
                 self._send(own, [worker], version)
@@ -434,11 +392,7 @@ class WeightSyncScheme:
         if weights is None:
             return self.receive(timeout)
         try:
-            for model in self._models():
-                self.strategy.apply_weights(model, weights)
-            context = self.context
-            if context is not None and hasattr(context, "weights_applied"):
-                context.weights_applied(self.model_id, version)
+            self._take(weights, version)
         except Exception as error:
             channel.send("failed", sequence, pack(error))
             if self._context is None:
@@ -446,6 +400,35 @@ class WeightSyncScheme:
             return None
         channel.send("applied", sequence)
         return weights
+
+    def _take(self, weights: Any, version: int | None) -> None:
+        context = self.context
+        if hasattr(context, "take_weights"):  # it knows when nobody computes with them
+            context.take_weights(self.model_id, weights, version)
+            return
+        for model in self._models():
+            self.strategy.apply_weights(model, weights)
+        if context is not None and hasattr(context, "weights_applied"):
+            context.weights_applied(self.model_id, version)
+
+    @property
+    def connection(self) -> Connection:
+        """Of a receiver, ready when weights wait."""
+        self._require("receiver")
+        return self._channels[self._worker_idx].connection  # type: ignore[index]
+
+    def work_for(self, context: Any, model: Any) -> None:
+        """A receiver that its user has initialised for this model is somebody's, who applies what it receives.
+
+        Raises:
+            ValueError: it was initialised for another.
+        """
+        if self.context is not None or self._source() is not model:
+            raise ValueError(
+                "this scheme was initialised as the receiver of another model than the collector's policy (which is a "
+                "copy, if policy_device= says so); leave init_on_receiver to the collector"
+            )
+        self._context, self._model = weakref.ref(context), None
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Apply weights to the receiver's model, as if they had been received; see ``WeightStrategy.apply_weights``."""

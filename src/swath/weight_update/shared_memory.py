@@ -15,10 +15,9 @@ import torch
 from swath import platforms
 from swath.process.channel import Channel
 from swath.process.memory import SharedMemory, map_descriptor
+from swath.rollout.placement import ALIGNMENT, aligned
 from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.strategy import WeightStrategy
-
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class WeightLayout:
         entries, offset = [], 0
         for name, tensor in weights.items():
             entries.append((name, tensor.shape, tensor.dtype, offset))
-            offset += -(-tensor.numel() * tensor.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return cls(tuple(entries), max(offset, _ALIGNMENT))
+            offset += aligned(tensor.numel() * tensor.dtype.itemsize)
+        return cls(tuple(entries), max(offset, ALIGNMENT))
 
     def views(self, memory: torch.Tensor, slot: int) -> dict[str, torch.Tensor]:
         start = slot * self.slot_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from swath.integrations.ray import import_ray
+from swath.warn import warn_user
 from swath.weight_update.strategy import WeightStrategy
 
 
@@ -25,10 +25,8 @@ class WeightUpdaterBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__ != __name__:
-            warnings.warn(
-                "WeightUpdaterBase is deprecated; subclass swath.weight_update.WeightSyncScheme",
-                DeprecationWarning,
-                stacklevel=2,
+            warn_user(
+                "WeightUpdaterBase is deprecated; subclass swath.weight_update.WeightSyncScheme", DeprecationWarning
             )
 
     # -- for subclasses --------------------------------------------------------------------------------------------
@@ -271,7 +269,7 @@ def adopt_updater(updater: Any, collector: Any) -> WeightUpdaterBase | None:
     """The updater that a collector was given, or that what it was given makes."""
     if updater is None:
         return None
-    warnings.warn("weight_updater= is deprecated; use weight_sync_schemes=", DeprecationWarning, stacklevel=4)
+    warn_user("weight_updater= is deprecated; use weight_sync_schemes=", DeprecationWarning)
     if not hasattr(updater, "push_weights") or isinstance(updater, type):
         if not callable(updater):
             raise TypeError(f"weight_updater must be a WeightUpdaterBase or make one, got {type(updater).__name__}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from swath.warn import warn_user
 from swath.weight_update.extra_state import (
     ENCODED,
     PLAIN,
@@ -115,11 +115,10 @@ def require_findable(policy: Any) -> None:
     """
     hidden = HiddenWeights(policy)
     if hidden.is_cut:
-        warnings.warn(
+        warn_user(
             "update_policy_weights_: the policy leads to so many objects that not all were looked at; networks among "
             "the others are not sent. Register networks (self.net = net), and keep data out of the policy",
             RuntimeWarning,
-            stacklevel=5,
         )
     if hidden.opaque and not _own_tensors(policy):
         raise RuntimeError(
@@ -291,9 +290,12 @@ def holds_all_of(own: torch.dtype, given: torch.dtype) -> bool:
 
 
 def choose_sources(
-    positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None
+    positional: Any, weights: Any, policy: Any, weights_dict: Any, model_id: str | None, policy_weights: Any = None
 ) -> dict[str, Any]:
     """The sources among the arguments of ``update_policy_weights_``, by model; None for the model's own weights."""
+    if policy_weights is not None:
+        warn_user("policy_weights= is now called weights=", DeprecationWarning)
+        weights = policy_weights
     if positional is not None and (weights is not None or policy is not None):
         raise ValueError("update_policy_weights_: give the weights once, by position or by keyword")
     if weights is not None and policy is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from swath.errors import WorkerHangs
+from swath.errors import WorkerDied, WorkerHangs
 from swath.process import pickling
 from swath.process.channel import Channel
-from swath.process.supervise import Process
+from swath.process.supervise import Process, how_it_ended
 from swath.workers.spec import EnvsOfWorker, Incarnation
 from swath.workers.status_page import Shares, StatusPage
 
@@ -75,9 +76,7 @@ class WorkerHandle:
 
     @property
     def who(self) -> str:
-        envs = self.spec.members
-        shown = f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start} to {envs.stop - 1}"
-        return f"worker {self.number} (pid {self.pid or 'not started'}, {shown})"
+        return f"worker {self.number} (pid {self.pid or 'not started'}, {self.spec.shown})"
 
     def hangs(self, now: float, step_timeout_s: float) -> WorkerHangs | None:
         """If it owes something and did not get on for so long."""
@@ -92,6 +91,27 @@ class WorkerHandle:
             f"{step_timeout_s:g}; it was killed. If the env needs longer, raise step_timeout_s",
             self.number,
         )
+
+    def obituary(self, restarts: int) -> WorkerDied:
+        """Who died, how, and what to do."""
+        code = self._exit_code()
+        how = how_it_ended(code)
+        if code == -signal.SIGKILL:
+            how += " (by someone, or by the kernel because memory ran out)"
+        when = f"after {self.frames:,} frames" if self.description is not None else "while it started"
+        could = not restarts and self.spec.can_be_restarted
+        advice = " With restart_workers=N it would be started again." if could else ""
+        return WorkerDied(
+            f"{self.who} {how} {when}; restarts {self.incarnation.number}/{restarts}. What it printed "
+            f"may say more.{advice}",
+            self.number,
+        )
+
+    def _exit_code(self) -> int | None:
+        """Once the process has ended; one that only closed its connection gets a moment for it."""
+        if not self.has_ended(1.0):
+            self.kill()
+        return None if self.process is None else self.process.exit_code()
 
     def kill(self) -> None:
         """And wait a moment for its end."""
@@ -117,10 +137,6 @@ class WorkerHandle:
             "policy_version": page.integer("policy_version"),
             "restarts": self.incarnation.number,
         }
-
-
-def has_ended(handle: WorkerHandle) -> bool:
-    return handle.hung_up or handle.has_ended()
 
 
 def dump_spec(spec: EnvsOfWorker) -> bytes:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from swath.process import cgroups
 
 AUTO = "auto"
 
@@ -18,19 +23,10 @@ def available_cores() -> int:
     return max(1, cores if quota is None else min(cores, quota))
 
 
-def cgroup_cores(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+def cgroup_cores(folder: Path = cgroups.ROOT) -> int | None:
     """The quota of the control group in whole cores, rounded up; None if there is none."""
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:  # the first version of control groups
-            quota = (folder / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu" / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if quota == "max" or int(quota) <= 0:
-        return None
-    return max(1, -(-int(quota) // int(period)))
+    quota = cgroups.read_limits(folder).cores
+    return None if quota is None else max(1, math.ceil(quota))
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,10 @@ class WorkerLayout:
 
     def worker_of(self, member: int) -> int:
         return next(worker for worker, members in enumerate(self.members) if member in members)
+
+    def workers_of(self, members: np.ndarray) -> np.ndarray:
+        """As ``worker_of``, of many."""
+        return np.searchsorted([own.stop for own in self.members], members, side="right")
 
     def __str__(self) -> str:
         sizes = [len(members) for members in self.members]

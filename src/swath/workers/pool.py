@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -23,9 +22,11 @@ from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.in_use import InUse
 from swath.process.memory import SharedMemory, require_descriptors
 from swath.process.start import StartMethod
-from swath.process.supervise import EndedAtExit, Process, end_processes, how_it_ended
-from swath.workers.handle import WorkerHandle, dump_spec, has_ended
+from swath.process.supervise import EndedAtExit, Process, end_processes
+from swath.timeline.recording import Recording
+from swath.workers.handle import WorkerHandle, dump_spec
 from swath.workers.process import main
+from swath.workers.recordings import WorkerRecordings
 from swath.workers.spec import EnvsOfWorker, Incarnation
 from swath.workers.status_page import LEFT_BEHIND, PAGE_BYTES, StatusPage
 
@@ -99,6 +100,8 @@ class WorkerPool:
         self.arrived: deque[tuple[WorkerHandle, Any]] = deque()
         #: A forked copy of this process has a copy of this object; the workers are not its children.
         self.owner_pid = os.getpid()
+        #: While somebody wants to know what workers do when.
+        self.recordings: WorkerRecordings | None = None
         self.handles: list[WorkerHandle] = []
         for spec in specs:
             self.handles.append(
@@ -234,7 +237,7 @@ class WorkerPool:
         gone = self._wait_for(handles, timeout_s)
         with self._lock:
             for handle in handles:
-                if handle.failure is not None or (handle in gone and has_ended(handle)):
+                if handle.failure is not None or (handle in gone and not handle.is_alive):
                     self.handle_loss(handle)
 
     @ctrl_c_waits
@@ -242,7 +245,7 @@ class WorkerPool:
         """A worker's process has ended, or is about to; another thread may have noticed already."""
         with self._use, self._lock:
             self._drain(handle)
-            if handle.failure is not None or has_ended(handle) or self._leaves(handle):
+            if handle.failure is not None or not handle.is_alive or self._leaves(handle):
                 self.handle_loss(handle)
 
     def _leaves(self, handle: WorkerHandle) -> bool:
@@ -287,7 +290,7 @@ class WorkerPool:
         """After a loss: until none of the others is busy any more, or it takes too long. Other losses raise nothing."""
         deadline = time.monotonic() + _SECONDS_TO_SALVAGE
         with contextlib.suppress(WorkerError, CollectorClosed):
-            while waiting := [handle for handle in busy() if handle.failure is None and not has_ended(handle)]:
+            while waiting := [handle for handle in busy() if handle.failure is None and handle.is_alive]:
                 if (left := deadline - time.monotonic()) <= 0:
                     return
                 self._wait_for(waiting, left)
@@ -331,31 +334,10 @@ class WorkerPool:
                 handle.failure = error, -1, []
                 handle.kill()
 
-    def obituary(self, handle: WorkerHandle) -> WorkerDied:
-        """Who died, how, and what to do."""
-        code = self._exit_code(handle)
-        how = how_it_ended(code)
-        if code == -signal.SIGKILL:
-            how += " (by someone, or by the kernel because memory ran out)"
-        when = f"after {handle.frames:,} frames" if handle.description is not None else "while it started"
-        could = not self._restarts and handle.spec.can_be_restarted
-        advice = " With restart_workers=N it would be started again." if could else ""
-        return WorkerDied(
-            f"{handle.who} {how} {when}; restarts {handle.incarnation.number}/{self._restarts}. What it printed "
-            f"may say more.{advice}",
-            handle.number,
-        )
-
-    def _exit_code(self, handle: WorkerHandle) -> int | None:
-        """Once the process has ended; one that only closed its connection gets a moment for it."""
-        if not handle.has_ended(1.0):
-            handle.kill()
-        return None if handle.process is None else handle.process.exit_code()
-
     def _raise_loss(self, handle: WorkerHandle) -> NoReturn:
         if handle.failure is None:
             self._require_open()  # one that was told to leave was not lost
-        error = handle.failure[0] if handle.failure is not None else self.obituary(handle)
+        error = handle.failure[0] if handle.failure is not None else handle.obituary(self._restarts)
         if handle.number in self._reviving:
             raise _LostAgain(handle, error)
         raise error
@@ -366,7 +348,7 @@ class WorkerPool:
         may_restart = handle.incarnation.number < self._restarts and not self._ends.is_set()
         if handle.number in self._reviving or (cut_short is None and not may_restart):
             self._raise_loss(handle)
-        error = cut_short or (handle.failure[0] if handle.failure is not None else self.obituary(handle))
+        error = cut_short or (handle.failure[0] if handle.failure is not None else handle.obituary(self._restarts))
         self._reviving.add(handle.number)
         try:
             while True:
@@ -415,6 +397,8 @@ class WorkerPool:
         self._start(handle)
         self._hand_over(handle)
         self._await_hello(handle)
+        if self.recordings is not None:
+            self.recordings.begin(handle)
         if self._on_restart is not None:
             self._on_restart(handle, error)
         handle.restart_cut_short = None
@@ -428,6 +412,23 @@ class WorkerPool:
             handle.channel.close()
 
     # -- looking ---------------------------------------------------------------------------------------------------
+
+    def record(self, recordings: WorkerRecordings) -> None:
+        """From now on workers tell what they do when."""
+        with self._lock:
+            self.recordings = recordings
+            for handle in self.handles:
+                recordings.begin(handle)
+                self._wake(handle)
+
+    def stop_recording(self) -> list[Recording]:
+        """What they did."""
+        with self._lock:
+            found = [] if self.recordings is None else self.recordings.read(self.handles)
+            self.recordings = None
+            for handle in self.handles:
+                self.send(handle, "untrace", wake=True)
+        return found
 
     def describe(self) -> list[dict[str, Any]]:
         """A line for each worker; reads the board only."""

@@ -12,10 +12,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import torch
 
 from swath.process.channel import Channel, pack
 from swath.process.memory import map_descriptor
 from swath.process.owner import leave_with_owner
+from swath.process.seeding import seed_process
 from swath.workers.spec import Incarnation
 from swath.workers.status_page import StatusPage
 
@@ -43,9 +45,12 @@ def main(
         os.close(descriptor)
         try:
             spec = cloudpickle.loads(connection.recv_bytes())
+            torch.set_num_threads(spec.num_threads)
+            seed_process(spec.base_seed, worker, incarnation.number)
             me = spec.make_worker(channel, page, incarnation)
             built.append(me)
             description = me.build()
+            page.write(started_at=time.monotonic())
             channel.send("hello", description)
             me.connect(receivers)
         except (EOFError, BrokenPipeError):

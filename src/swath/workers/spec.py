@@ -30,9 +30,19 @@ class EnvsOfWorker:
     env_kwargs: Sequence[Mapping[str, Any]]
     #: Makes an env of a factory and its keywords: what an env is, is nothing to a process.
     make_env: Callable[[Any, Mapping[str, Any]], EnvBase]
+    #: Of all workers; each has a random stream of its own.
+    base_seed: int
+    #: For torch.
+    num_threads: int
 
     #: Whether its users can have it started again when it is gone.
     can_be_restarted: ClassVar[bool] = False
+
+    @property
+    def shown(self) -> str:
+        """Which envs, in messages."""
+        envs = self.members
+        return f"env {envs.start}" if len(envs) == 1 else f"envs {envs.start} to {envs.stop - 1}"
 
     def make_worker(self, channel: Any, page: Any, incarnation: Incarnation) -> Any:
         """What runs in the process."""

@@ -6,6 +6,7 @@ from swath.collectors.distributed.launchers import DEFAULT_SLURM_CONF, submitit_
 from swath.collectors.distributed.legacy import DistributedDataCollector, DistributedSyncDataCollector
 from swath.collectors.distributed.over_torch import DistributedCollector, DistributedSyncCollector
 from swath.collectors.distributed.ray import RayCollector
+from swath.collectors.distributed.ray_eval_worker import RayEvalWorker
 from swath.weight_update.updaters import DistributedWeightUpdater, RPCWeightUpdater
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ __all__ = [
     "RPCDataCollector",
     "RPCWeightUpdater",
     "RayCollector",
+    "RayEvalWorker",
     "submitit_delayed_launcher",
 ]
 
+if not TYPE_CHECKING:  # for whom every name would be one of ours
 
-def __getattr__(name: str) -> Any:
-    if name in ("RPCCollector", "RPCDataCollector"):  # torch RPC is imported by those who use it only
-        from swath.collectors.distributed import rpc
+    def __getattr__(name: str) -> Any:
+        if name in ("RPCCollector", "RPCDataCollector"):  # torch RPC is imported by those who use it only
+            from swath.collectors.distributed import rpc
 
-        return getattr(rpc, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return getattr(rpc, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from swath.collectors.distributed.requests import NodeDescription, Order
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.process import pickling
-from swath.process.channel import Packed, pack, unpack
+from swath.process.channel import Packed, attempt, unpack
 
 
 def lost(node: int, why: str) -> Future[Any]:
@@ -57,24 +57,18 @@ class PicklingNode:
             self.node = Node(pickling.loads_with_path(plan))
             return self.node.describe()
 
-        return self._attempt(make)
+        return attempt(make)
 
     def collect(self, order: Order) -> Any:
-        return self._attempt(lambda: self._made.collect(order))
+        return attempt(lambda: self._made.collect(order))
 
     def set_weights(self, weights: Bytes, version: int, model_id: str) -> Any:
-        return self._attempt(lambda: self._made.set_weights(weights, version, model_id))
+        return attempt(lambda: self._made.set_weights(weights, version, model_id))
 
     def call(self, request: bytes) -> Any:
-        return self._attempt(lambda: pickling.dumps(self._made.call(*cloudpickle.loads(request))))
+        return attempt(lambda: pickling.dumps(self._made.call(*cloudpickle.loads(request))))
 
     @property
     def _made(self) -> Node:
         assert self.node is not None
         return self.node
-
-    def _attempt(self, do: Callable[[], Any]) -> Any:
-        try:
-            return do()
-        except BaseException as error:
-            return pack(error)

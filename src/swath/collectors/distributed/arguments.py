@@ -48,10 +48,12 @@ class NodesArguments(TypedDict, total=False):
     track_env: bool
     compact_obs: bool
     trajs_per_batch: int | None
+    trajs_per_write: int | None
     traj_format: TrajFormat | None
     check_finite: bool
     pre_collect_hook: Callable[[], Any] | None
     post_collect_hook: Callable[[Any], Any] | None
+    auto_register_policy_transforms: bool | None
     update_after_each_batch: bool
     max_weight_update_interval: int
     update_interval: int | None

@@ -19,6 +19,7 @@ from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node_batches import NodeBatches
 from swath.collectors.distributed.node_buffer import DirectWriting, NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
+from swath.collectors.distributed.node_recordings import NodeRecordings
 from swath.collectors.distributed.plans import NodePlans
 from swath.collectors.distributed.requests import NodePlan
 from swath.collectors.front_door import explains_unknown
@@ -36,6 +37,8 @@ from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.seeding import derived_seed
 from swath.rollout.structure import Structure
 from swath.states import count, mismatch, numbered, require_counters
+from swath.timeline.recorder import Recorder
+from swath.timeline.recording import Recording
 from swath.weakly import weakly
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
@@ -62,8 +65,10 @@ class NodesCollector(NodeBatches):
         NodeLost: a node is gone, or was not heard of for too long; what an env or a policy raises keeps its type.
     """
 
+    _inner = ("is_draining", "post_weights", "share_weights", "weights_failed")
     _place = "node"
     _where = "on the nodes"
+    _recordings: NodeRecordings | None = None
     #: What users call its weight scheme.
     _scheme_class: type[NodeWeightSyncScheme] = NodeWeightSyncScheme
     _both_update_rules_are_fine = False
@@ -109,10 +114,12 @@ class NodesCollector(NodeBatches):
         track_env: bool = False,
         compact_obs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: TrajFormat | None = "padded",
         check_finite: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[Any], Any] | None = None,
+        auto_register_policy_transforms: bool | None = None,
         update_after_each_batch: bool = False,
         max_weight_update_interval: int = -1,
         update_interval: int | None = None,
@@ -174,7 +181,7 @@ class NodesCollector(NodeBatches):
         )
         made = plans.all(factories, config.create_env_kwargs, config.policy_factory, config.collector_kwargs)
         assembler = config.assembler()
-        self._by_episode = config.trajs_per_batch is not None
+        self._episodes_per_write = 0 if assembler is None else assembler.most
         may_have_weights = has_weights(policy) or config.policy_factory is not None
         default = self._scheme_class if may_have_weights else None
         self._schemes = self._make_schemes(config.weight_sync_schemes, policy, default)
@@ -253,7 +260,7 @@ class NodesCollector(NodeBatches):
         shared: Any = self.replay_buffer
         total = self._num_envs
         buffer = shared.for_writer(f"{self._run}-{total}")
-        processing = Processing(self._postprocessing, self._by_episode)
+        processing = Processing(self._postprocessing, self._episodes_per_write)
         plan = BufferPlan(buffer, handle.first_env, total, processing)
         self._nodes.call(handle, "write_to", plan)
 
@@ -270,6 +277,8 @@ class NodesCollector(NodeBatches):
         if self.__dict__.get("_writes_itself"):
             self._tracks.end(handle)
             self._let_node_write(handle)
+        if self._recordings is not None:
+            self._recordings.begin_again(handle)
         asked, self._scheduler.pending[handle.node] = self._scheduler.pending[handle.node], {}
         for each in asked.values():
             self._submit(handle, each.request, each.num_frames)
@@ -422,6 +431,16 @@ class NodesCollector(NodeBatches):
                 self._schemes["policy"].remember(shared, [handle.node], state_dict["policy_version"])
         self._load_counters(state_dict)
 
+    # -- tracing ---------------------------------------------------------------------------------------------------
+
+    def _begin_recording(self, recorder: Recorder) -> None:
+        self._recordings = NodeRecordings(self._nodes)
+        self._recordings.begin()
+
+    def _recordings_elsewhere(self) -> list[Recording]:
+        recordings, self._recordings = self._recordings, None
+        return [] if recordings is None else recordings.end()
+
     # -- looking into nodes ----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
@@ -449,7 +468,7 @@ class NodesCollector(NodeBatches):
         return self._alive[0].node
 
     def get_distant_attr(self, path: str) -> list[Any]:
-        """An attribute of each collector on the nodes by its dotted path, such as ``"env.batch_size"``."""
+        """What a path leads to in each node's collector, or in each of its workers'; see ``Collector``."""
         return [value for values in super().get_distant_attr(path) for value in values]
 
     # -- ending ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -15,6 +15,7 @@ from swath.collectors.distributed.requests import NodeDescription, NodePlan, Ord
 from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
+from swath.collectors.tracing import Session
 from swath.remote.host import CollectorHost, Lane
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import ThreadControl
@@ -27,45 +28,8 @@ from swath.weight_update.strategy import apply_to_all
 from swath.weight_update.weights import has_weights
 
 
-class NodeHost(Protocol):
-    """What a node needs. Ids are those of the node's own collector, counted from 0."""
-
-    @property
-    def policy_version(self) -> int: ...
-    @property
-    def next_id(self) -> int: ...
-    @property
-    def seconds(self) -> tuple[float, float]:
-        """What envs and the policy took, of the steps that were timed."""
-        ...
-
-    @property
-    def random_frames_due(self) -> int:
-        """Of those that it deals with by itself."""
-        ...
-
-    def describe(self) -> NodeDescription: ...
-    def collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
-        """A batch of flat leaves, the number of its first env, and how many of the random frames were not taken."""
-        ...
-
-    def new_fragments(self) -> list[int]: ...
-    def set_weights(self, weights: Any, version: int, model_id: str) -> None: ...
-    def set_seed(self, seed: int, static_seed: bool) -> int | None: ...
-    def reset(self, **kwargs: Any) -> None: ...
-    def give_up(self) -> None: ...
-    def begin_ids_at(self, first: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def check_state(self, state: Any, strict: bool) -> None: ...
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None: ...
-    def getattr_env(self, name: str) -> Any: ...
-    def getattr_policy(self, name: str) -> Any: ...
-    def get_distant_attr(self, path: str) -> list[Any]: ...
-    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any: ...
-    def close(self, timeout_s: float | None = None) -> None: ...
-
-
-def make_host(plan: NodePlan, control: ThreadControl) -> NodeHost:
+def make_host(plan: NodePlan, control: ThreadControl) -> SingleHost | MultiHost:
+    """What a node asks; ids are those of its own collector, counted from 0."""
     return MultiHost(plan) if issubclass(plan.collector_class, MultiCollector) else SingleHost(plan, control)
 
 
@@ -103,6 +67,11 @@ class SingleHost(CollectorHost):
         lane = Lane(self._collector, range(plan.node, plan.node + 1), ids)
         super().__init__(plan.node, [lane], [self._collector.env], control)
 
+    def trace(self) -> Session:
+        session = Session(self._collector)
+        self._collector.record(session)
+        return session
+
     def describe(self) -> NodeDescription:
         env, runner = self._collector.env, self._collector.runner
         return _describe(env.batch_size, runner.fields, str(env), self.has_weights, self.num_envs, runner.structure)
@@ -138,6 +107,11 @@ class MultiHost:
         #: Of a batch that was longer than what was asked for.
         self._rest: TensorDictBase | None = None
 
+    def trace(self) -> Session:
+        session = Session(self._collector)
+        self._collector.record(session)
+        return session
+
     def describe(self) -> NodeDescription:
         collector, about = self._collector, self._collector.description
         return _describe(
@@ -149,9 +123,11 @@ class MultiHost:
             about.structure,
         )
 
-    @property
-    def policy_version(self) -> int:
-        return self._collector.policy_version
+    def __getattr__(self, name: str) -> Any:
+        """What is not said here, the collector answers by itself."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._collector, name)
 
     @property
     def next_id(self) -> int:
@@ -160,10 +136,6 @@ class MultiHost:
     @property
     def seconds(self) -> tuple[float, float]:
         return self._collector.seconds_of_workers
-
-    @property
-    def random_frames_due(self) -> int:
-        return self._collector.random_frames_due
 
     def collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
         if self._rest is not None and self._rest.shape[-1] < order.steps:  # it does not fit into this batch
@@ -204,27 +176,9 @@ class MultiHost:
     def begin_ids_at(self, first: int) -> None:
         self._first_id = max(self._first_id, first)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._collector.state_dict()
-
-    def check_state(self, state: Any, strict: bool) -> None:
-        self._collector.check_state(state, strict)
-
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> None:
         self._collector.load_state_dict(state, strict)
         self._stream = self._rest = None
-
-    def getattr_env(self, name: str) -> Any:
-        return self._collector.getattr_env(name)
-
-    def getattr_policy(self, name: str) -> Any:
-        return self._collector.getattr_policy(name)
-
-    def get_distant_attr(self, path: str) -> list[Any]:
-        return self._collector.get_distant_attr(path)
-
-    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        return self._collector.cascade_execute(path, *args, **kwargs)
 
     def close(self, timeout_s: float | None = None) -> None:
         self._collector.shutdown(timeout_s, raise_on_error=False)

@@ -158,7 +158,8 @@ class _Job:
         if not self.job.done(force_check=False):
             return None
         error = self.job.exception()
-        return f"job {self.job.job_id} {self.job.state}" + (f": {error}" if error else "")
+        ended = f"job {self.job.job_id} {self.job.state}" + (f": {error}" if error else "")
+        return f"{ended}. What it printed is in {self.job.paths.stderr} and {self.job.paths.stdout.name}"
 
     def end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -9,18 +9,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from swath.collectors.distributed.hosts import make_host
 from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
+from swath.collectors.tracing import Session
 from swath.data.buffer_writer import BufferPlan, OwnWriter
+from swath.data.episodes import EpisodeTally
 from swath.data.payload import Bytes, pack_batch, unpack_tensors
 from swath.envs.transforms.base import Transform
 from swath.errors import CollectorClosed
 from swath.process.seeding import seed_process
 from swath.rollout.control import ThreadControl
 from swath.rollout.delivery import TRAJ_IDS
+from swath.timeline.clocks import this_machine
+from swath.timeline.recorder import Kind
 from swath.workers.status_page import env_share
 
 #: A node that is told to close gives its collector so long.
@@ -49,8 +54,11 @@ class Node:
         #: Whether envs have taken a step that nobody asked for: a last order may be for some of them only.
         self._is_ahead = False
         self._writer: OwnWriter | None = None
+        self._tally = EpisodeTally()
         self._busy = threading.Lock()
         self._closed = False
+        self._trace: Session | None = None
+        self._idle_since = 0.0
 
     def describe(self) -> NodeDescription:
         return self._about
@@ -65,11 +73,13 @@ class Node:
             started = time.perf_counter()
             batch, first_env, random_left = self._collect(order)
             busy_s = time.perf_counter() - started
+            self._record_order(started, busy_s)
             self._name_trajectories(batch)
             fragments = [self._global_id(fragment) for fragment in host.new_fragments()]
-            payload = None
+            payload = episodes = None
             if order.into_buffer:
                 assert self._writer is not None
+                episodes = self._count_episodes(batch, first_env, fragments)
                 self._writer.write(batch, first_env, fragments)
             else:
                 payload = pack_batch(self._about.fields, batch)
@@ -86,7 +96,23 @@ class Node:
                 busy_s,
                 env_share(*host.seconds),
                 time.perf_counter() - started - busy_s,
+                episodes,
             ), payload
+
+    def _record_order(self, started: float, busy_s: float) -> None:
+        if self._trace is not None:
+            recorder = self._trace.recorder
+            recorder.add(Kind.WAIT_FOR_REQUEST, self._idle_since, started)
+            recorder.add(Kind.COLLECT, started, started + busy_s)
+            self._idle_since = started + busy_s
+
+    def _count_episodes(self, batch: TensorDictBase, first_env: int, fragments: Sequence[int]) -> Any:
+        """For the driver, which does not see this batch: a list, since reports may travel as text."""
+        if batch.get(TRAJ_IDS, None) is None or not batch.batch_size.numel():
+            return None
+        self._tally.fragments.update(fragments)
+        ended = self._tally.add(batch, np.arange(first_env, first_env + batch.batch_size[:-1].numel()))
+        return ended.as_lists() if len(ended) else None
 
     def _collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
         if self._is_ahead:
@@ -142,6 +168,22 @@ class Node:
 
     def _do_write_to(self, plan: BufferPlan | None) -> None:
         self._writer = None if plan is None else OwnWriter(plan)
+
+    def _do_begin_trace(self) -> tuple[str, float]:
+        """Record what is done; which machine this is, and what time it is there."""
+        self._trace = self._host.trace()
+        self._idle_since = time.perf_counter()
+        return this_machine(), self._idle_since
+
+    def _do_clock(self) -> float:
+        return time.perf_counter()
+
+    def _do_end_trace(self) -> list[dict[str, Any]]:
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return []
+        trace.recorder.add(Kind.WAIT_FOR_REQUEST, self._idle_since, time.perf_counter())
+        return [recording.as_plain_data() for recording in trace.gather()]
 
     def _drop_episodes(self) -> None:
         if self._writer is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -13,6 +14,7 @@ from swath.collectors.distributed.node_buffer import NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
 from swath.collectors.distributed.requests import Order
 from swath.collectors.remote import WORKER, RemoteCollector, as_batch
+from swath.data.episodes import Ended
 from swath.data.payload import join_batches
 from swath.errors import NoLength
 from swath.keys import Key
@@ -97,9 +99,17 @@ class NodeBatches(RemoteCollector):
         if arrival is None or self._scheduler.end(arrival.handle.node, arrival.order.number) is None:
             return None
         self._scheduler.random_frames_left += arrival.report.random_left
-        if self._assembler is not None:
-            self._assembler.fragments |= set(arrival.report.fragments)
+        self._know_fragments(arrival.report.fragments)
         return arrival
+
+    def _count_stored(self, arrival: Arrival) -> None:
+        """A node has written a batch to the replay buffer."""
+        self._frames += arrival.report.frames
+        ended = Ended.of_lists(arrival.report.episodes)
+        if ended is not None:
+            handle = arrival.handle
+            ended = dataclasses.replace(ended, envs=ended.envs + handle.first_env)  # counted over all nodes
+            self._history.add(ended, np.full_like(ended.envs, handle.node), self.policy_version, self._frames)
 
     def _drain(self) -> None:
         """Wait for what is under way, and throw it away: its random frames are still due."""
@@ -108,7 +118,7 @@ class NodeBatches(RemoteCollector):
             if arrival is None:
                 continue
             if arrival.order.into_buffer:  # it is there already
-                self._frames += arrival.report.frames
+                self._count_stored(arrival)
             else:
                 self._put_back_random(arrival)
 
@@ -127,7 +137,8 @@ class NodeBatches(RemoteCollector):
         elif not self._await_one():
             return None
         self._weights_after_batch([arrival.handle for arrival in self._in_hand])
-        self._frames += sum(arrival.report.frames for arrival in self._in_hand)
+        for arrival in self._in_hand:
+            self._count_stored(arrival)
         self._iter += 1
         self._in_hand = []
         return None
@@ -190,6 +201,7 @@ class NodeBatches(RemoteCollector):
             batch = self._deliver(parts, (len(parts), *parts[0].report.shape))
         else:  # one step of the first envs, at the end: what each node has of it, one below the other
             batches = [self._deliver([part], (part.report.frames, 1)) for part in parts]
+            self._envs_of_rows = np.concatenate([self._envs_of([part], part.report.frames) for part in parts])
             batch = batches[0] if len(batches) == 1 else torch.cat(batches)  # type: ignore[arg-type,assignment]
         self._in_hand = []
         return batch
@@ -232,7 +244,7 @@ class NodeBatches(RemoteCollector):
         dropped, self._in_hand = self._in_hand, []
         for arrival in dropped:
             if arrival.order.into_buffer:
-                self._frames += arrival.report.frames
+                self._count_stored(arrival)
             else:
                 self._put_back_random(arrival)
                 self._to_give_up.add(arrival.handle.node)
@@ -251,14 +263,25 @@ class NodeBatches(RemoteCollector):
         frames = parts[0].report.frames
         leaves = join_batches(self._fields, [part.payload for part in parts if part.payload is not None], frames)
         steps = shape[-1]
+        num_rows = frames // max(1, steps)
+        self._envs_of_rows = self._envs_of(parts, num_rows)
+        nodes = np.repeat([part.handle.node for part in parts], num_rows)
         for key in self._tracked:
-            rows = []
-            for handle, _, report, *_ in parts:
-                first = handle.first_env + report.first_env
-                numbers = torch.arange(first, first + frames // steps)
-                rows.append(torch.full_like(numbers, handle.node) if key == WORKER else numbers)
-            leaves[key] = torch.cat(rows).repeat_interleave(steps)
+            leaves[key] = torch.from_numpy(nodes if key == WORKER else self._envs_of_rows).repeat_interleave(steps)
         return as_batch(leaves, shape, self._storing, num_dims=1)
+
+    #: Of the batch that was delivered.
+    _envs_of_rows: np.ndarray
+
+    def _envs_in(self, batch: TensorDictBase) -> np.ndarray:
+        return self._envs_of_rows
+
+    def _envs_of(self, parts: Sequence[Arrival], num_rows: int) -> np.ndarray:
+        firsts = [part.handle.first_env + part.report.first_env for part in parts]
+        return np.concatenate([np.arange(first, first + num_rows) for first in firsts])
+
+    def _workers_of(self, envs: np.ndarray) -> np.ndarray:
+        return np.searchsorted([handle.first_env for handle in self._nodes.handles], envs, side="right") - 1
 
     #: The nodes that the batch in hand is of, and how often they had been started again when they sent it.
     _delivered: Sequence[tuple[NodeHandle, int]] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,10 +13,11 @@ from typing import Any, NamedTuple
 
 from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
-from swath.collectors.remote import Delivers
+from swath.collectors.remote import Delivers, warn_started_again
 from swath.data.payload import Bytes
 from swath.errors import CollectorClosed, NodeLost, add_note, message_of
 from swath.process.ctrl_c import ctrl_c_waits, interruptible
+from swath.warn import warn_user
 
 
 @dataclass
@@ -285,7 +285,7 @@ class NodePool:
                 handle.alive = False
                 self._forget(handle)
                 left = f"{len(self.alive)} of {len(self.handles)}"
-                warnings.warn(f"{message_of(error)} Collection goes on with {left}.", stacklevel=2)
+                warn_user(f"{message_of(error)} Collection goes on with {left}.")
                 return
             advice = "on_node_loss='continue' goes on with the others"
             if self.engine.restarts:
@@ -313,11 +313,7 @@ class NodePool:
             raise _named(handle, again) from None
         handle.batches_since_weights = 0
         handle.unfinished = None
-        warnings.warn(
-            f"{message_of(error)} It was started again as {handle.who}; the episodes that it was in have ended without "
-            "a done flag where they were delivered already, and go on under new ids",
-            stacklevel=2,
-        )
+        warn_started_again(error, handle.who)
 
     def finish_restarts(self) -> None:
         """Those that Ctrl-C has interrupted."""

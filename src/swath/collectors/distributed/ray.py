@@ -20,6 +20,7 @@ from swath.data.buffer_writer import buffer_writer
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
+from swath.modules.inference_server.service import PolicyService
 from swath.process import pickling
 from swath.weight_update.nodes import RayWeightSyncScheme
 
@@ -45,6 +46,10 @@ class _Actor(PicklingNode):
         self._closing.set()
         if self.node is not None:
             self.node.close()
+
+
+#: Where to look when an actor is gone.
+_OUTPUT = "What it printed is on its machine, in Ray's folder (/tmp/ray/session_latest/logs), also if not shown here"
 
 
 class RayEngine:
@@ -121,7 +126,7 @@ class RayEngine:
             error, (known.RayActorError, known.NodeDiedError, known.ObjectLostError, known.WorkerCrashedError)
         ):
             words = " ".join(line.strip() for line in str(error).splitlines()[:1] if line.strip())
-            return NodeLost(words, node)
+            return NodeLost(f"{words.rstrip('.')}. {_OUTPUT}", node)
         return error
 
     def is_there(self, node: int) -> bool:
@@ -153,6 +158,22 @@ class RayEngine:
             ray.shutdown()
 
 
+def _as_client(policy: Any) -> Any:
+    """An inference server, as a policy: what nodes are sent is a client of it.
+
+    Raises:
+        TypeError: its clients work in this machine, or process, only.
+    """
+    if not isinstance(policy, PolicyService):
+        return policy
+    if "ray" not in (policy.service_backend, getattr(policy, "transport_kind", None)):
+        raise TypeError(
+            f"nodes cannot reach this {type(policy).__name__}: make it with service_backend='ray', or with a "
+            "RayTransport()"
+        )
+    return policy.client()
+
+
 class _Done:
     """What ``async_shutdown`` returns, for those who await it."""
 
@@ -164,6 +185,8 @@ class RayCollector(NodesCollector):
     """Collects in Ray actors. Arguments are those of ``NodesCollector``, and:
 
     Args:
+        policy: as of any collector; or an inference server in Ray (``service_backend="ray"``, or ``RayTransport()``),
+            which all nodes ask, and whose own ``update_policy_weights_`` is the way to give it weights.
         ray_init_config: for ``ray.init``; a cluster of this machine by default, which ends with the collector. Where
             Ray runs already, it is used as it is.
         remote_configs: what an actor asks of Ray (``num_cpus``, ``num_gpus``, ``memory``, ``resources``,
@@ -193,7 +216,7 @@ class RayCollector(NodesCollector):
         configs = remote_configs or {}
         self._remote_configs = [configs] if isinstance(configs, Mapping) else list(configs)
         self._ray_init_config = ray_init_config
-        super().__init__(create_env_fn, policy, **common)
+        super().__init__(create_env_fn, _as_client(policy), **common)
 
     def _make_engine(self, num_nodes: int) -> Engine:
         configs = self._remote_configs

@@ -116,6 +116,8 @@ class Report:
     #: How much of that envs took, as a share; the policy took the rest. Of all batches: one step in each is timed.
     env_share: float = 1.0
     pack_s: float = 0.0
+    #: Of a batch that the node has written to the replay buffer: those that ended in it, or why they are not known.
+    episodes: Any = None
 
     @classmethod
     def of_json(cls, about: Mapping[str, Any]) -> Report:

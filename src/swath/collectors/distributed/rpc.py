@@ -35,6 +35,7 @@ from swath.errors import NodeLost
 from swath.process import pickling
 from swath.process.channel import Packed
 from swath.weight_update.nodes import RPCWeightSyncScheme
+from swath.weight_update.updaters import RPCWeightUpdater as RPCWeightUpdater  # where scripts for TorchRL import it
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 _PINGS_PER_TIMEOUT = 4

@@ -55,6 +55,8 @@ class Transform(Stateful):
         ):
             if len(mine) != len(theirs) and self._keys_are_pairs:
                 raise ValueError(f"{type(self).__name__}: {names} differ in length: {mine} and {theirs}")
+        if self._needs_keys and not self.in_keys and not self.in_keys_inv:
+            raise ValueError(f"{type(self).__name__}: give in_keys or in_keys_inv")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -68,6 +70,8 @@ class Transform(Stateful):
 
     #: Whether each of ``in_keys`` becomes one of ``out_keys``.
     _keys_are_pairs = True
+    #: Whether it cannot be made without keys, of observations or of actions.
+    _needs_keys = False
     #: Whether what it does to an env's data depends on that env's data alone.
     is_by_env = True
     #: Whether it steps the env; ``rows.driver`` is for it then.
@@ -238,9 +242,3 @@ def key_list(keys: Keys) -> list[NestedKey]:
     if isinstance(keys, (str, tuple)):  # a tuple is one nested key
         return [as_key(keys) if isinstance(keys, tuple) else keys]
     return list(keys)
-
-
-def require_keys(transform: Transform) -> None:
-    """That it has any: else it would do nothing, in silence."""
-    if not key_list(transform.in_keys) and not key_list(transform.in_keys_inv):
-        raise ValueError(f"{type(transform).__name__}: give in_keys or in_keys_inv")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from swath.envs.transforms.base import Apply, Keys, Transform, require_keys
+from swath.envs.transforms.base import Apply, Keys, Transform
 from swath.envs.transforms.own_tensors import OfRewards, Tensors, TensorTransform
 from swath.envs.transforms.rows import Slot
 from swath.specs import Bounded, Spec
@@ -72,6 +72,7 @@ class ClipTransform(_Clip):
     True
     """
 
+    _needs_keys = True
     _bounds = ("low", "high")
     low = property(lambda self: self.tensors[0]["low"])
     high = property(lambda self: self.tensors[0]["high"])
@@ -87,7 +88,6 @@ class ClipTransform(_Clip):
         high: float | torch.Tensor | None = None,
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        require_keys(self)
         self._keep_bounds(low, high, as_float=True)
 
 
@@ -123,11 +123,7 @@ class SignTransform(Transform):
     True
     """
 
-    def __init__(
-        self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
-    ) -> None:
-        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        require_keys(self)
+    _needs_keys = True
 
     def _made_spec(self, spec: Spec) -> Spec:
         return Bounded(-1.0, 1.0, spec.shape, spec.dtype, spec.device)

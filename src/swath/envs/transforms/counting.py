@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Transform, key_list
+from swath.envs.transforms.base import Transform
 from swath.envs.transforms.rows import Rows, Stage
 from swath.envs.transforms.specs import Specs
 from swath.keys import as_key
@@ -23,6 +23,8 @@ class StepCounter(Transform):
     >>> env.rollout(10)["next", "step_count"].squeeze(-1)
     tensor([1, 2, 3])
     """
+
+    _shown = ("max_steps",)
 
     def __init__(
         self,
@@ -61,9 +63,6 @@ class StepCounter(Transform):
     def bind(self, rows: Rows) -> Stage:
         kind = _OneStepCount if rows.num_envs == 1 else _StepCounterStage
         return kind(rows, self.step_count_key, self.max_steps)
-
-    def __repr__(self) -> str:
-        return f"StepCounter(max_steps={self.max_steps})"
 
 
 class _StepCounterStage:
@@ -151,7 +150,6 @@ class RewardSum(Transform):
         super().__init__(in_keys, [] if out_keys is None and in_keys is None else out_keys)
         if in_keys is not None and out_keys is None:
             self.out_keys = [_sum_key(key) for key in self.in_keys]
-        self._given_out_keys = key_list(out_keys)
 
     _keys_are_pairs = False
 

@@ -35,6 +35,8 @@ class NoopResetEnv(Transform):
     is_by_env = False
     drives = True
 
+    _shown = ("noops", "random")
+
     def __init__(self, noops: int = 30, random: bool = True) -> None:
         if not isinstance(noops, int) or noops < (1 if random else 0):
             raise ValueError(f"NoopResetEnv: noops must be a positive integer, got {noops!r}")
@@ -55,9 +57,6 @@ class NoopResetEnv(Transform):
     def bind(self, rows: Rows) -> Stage:
         assert rows.driver is not None
         return _NoopStage(self, rows.driver, self.draw or self._spec.rand)
-
-    def __repr__(self) -> str:
-        return f"NoopResetEnv(noops={self.noops}, random={self.random})"
 
 
 class _NoopStage:
@@ -108,6 +107,8 @@ class RandomTruncationTransform(Transform):
 
     is_by_env = False
 
+    _shown = ("min_horizon", "max_horizon", "prob", "first_episode_prob")
+
     def __init__(
         self,
         min_horizon: int,
@@ -154,10 +155,6 @@ class RandomTruncationTransform(Transform):
 
     def bind(self, rows: Rows) -> Stage:
         return _TruncationStage(self, rows)
-
-    def __repr__(self) -> str:
-        probs = f"prob={self.prob}, first_episode_prob={self.first_episode_prob}"
-        return f"RandomTruncationTransform({self.min_horizon}, {self.max_horizon}, {probs})"
 
 
 class _Horizons:
@@ -227,6 +224,8 @@ class EndOfLifeTransform(Transform):
 
     is_by_env = False
 
+    _shown = ("eol_key", "lives_key", "eol_attribute")
+
     def __init__(
         self,
         eol_key: NestedKey = "end-of-life",
@@ -272,10 +271,6 @@ class EndOfLifeTransform(Transform):
 
         return ask
 
-    def __repr__(self) -> str:
-        keys = f"eol_key={self.eol_key!r}, lives_key={self.lives_key!r}"
-        return f"EndOfLifeTransform({keys}, eol_attribute={'.'.join(self.eol_attribute)!r})"
-
 
 class _LivesStage:
     def __init__(self, rows: Rows, eol_key: NestedKey, lives_key: NestedKey, ask: Callable[[], Any]) -> None:
@@ -314,6 +309,8 @@ class FrameSkipTransform(Transform):
     drives = True
     repeats_steps = True
 
+    _shown = ("frame_skip",)
+
     def __init__(self, frame_skip: int = 1) -> None:
         super().__init__()
         self.frame_skip = frame_skip
@@ -337,9 +334,6 @@ class FrameSkipTransform(Transform):
         if not rows.driver.is_first:
             raise ValueError("FrameSkipTransform must be the first transform: it repeats steps of the env as it is")
         return _FrameSkipStage(rows, rows.driver, self.frame_skip)
-
-    def __repr__(self) -> str:
-        return f"FrameSkipTransform({self.frame_skip})"
 
 
 class _FrameSkipStage:

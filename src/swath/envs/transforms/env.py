@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
 from swath.rollout.strip import Strip
+from swath.workers.pool import WorkerPool
 
 
 class TransformedEnv(RowEnv):
@@ -152,9 +154,11 @@ class TransformedEnv(RowEnv):
         return specs, primable
 
     def row_layout(self) -> Layout:
-        own, theirs = super().row_layout(), self.base_env.row_layout()
-        names = ("batch_size", "carried", "outputs", "outcomes", "has_truncated")
-        return replace(theirs, **{name: getattr(own, name) for name in names}, primable=self._primable)
+        return replace(self.layout_around(self.base_env.row_layout()), primable=self._primable)
+
+    @property
+    def worker_pools(self) -> Sequence[WorkerPool]:  # type: ignore[override]
+        return self.base_env.worker_pools
 
     @property
     def resets_single_envs(self) -> bool:  # type: ignore[override]

@@ -69,6 +69,8 @@ class CatFrames(History):
     (torch.Size([4, 12]), True)
     """
 
+    _shown = ("N", "dim", "padding", "padding_value")
+
     def __init__(
         self,
         N: int,
@@ -120,10 +122,6 @@ class CatFrames(History):
         write.tensor.fill_(self.padding_value)
         lent = lend(self.owners, f"_cat_buffers_{in_key}", write.tensor, 0, write.row)
         return _Frames(read, write, self.N, self.dim, None if self.padding == "same" else self.padding_value, lent)
-
-    def __repr__(self) -> str:
-        padding = f"padding={self.padding!r}, padding_value={self.padding_value}"
-        return f"CatFrames(N={self.N}, dim={self.dim}, in_keys={self.in_keys}, out_keys={self.out_keys}, {padding})"
 
 
 class _EachKey:
@@ -205,6 +203,8 @@ class TimeMaxPool(History):
     True
     """
 
+    _shown = ("buffer_size",)
+
     def __init__(
         self,
         in_keys: Sequence[NestedKey] | None = None,
@@ -232,9 +232,6 @@ class TimeMaxPool(History):
         name = f"_maxpool_buffer_{'_'.join(as_key(in_key))}"
         whole = memory.view(self.buffer_size, *read.row.shape)
         return _Maximum(read, write, memory, lend(self.owners, name, memory, 1, whole))
-
-    def __repr__(self) -> str:
-        return f"TimeMaxPool(in_keys={self.in_keys}, out_keys={self.out_keys}, T={self.buffer_size})"
 
 
 class _Maximum:

@@ -17,7 +17,7 @@ _GRAY = (0.2989, 0.587, 0.114)
 
 
 class _OfImages(Transform):
-    def __init__(self, in_keys: Sequence[NestedKey] | None, out_keys: Sequence[NestedKey] | None) -> None:
+    def __init__(self, in_keys: Sequence[NestedKey] | None = None, out_keys: Sequence[NestedKey] | None = None) -> None:
         super().__init__(["pixels"] if in_keys is None else in_keys, out_keys)
 
     def transform_specs(self, specs: Any) -> None:
@@ -43,6 +43,8 @@ class ToTensorImage(_OfImages):
     >>> made.shape, float(made[0, 0, 0])
     (torch.Size([3, 4, 5]), 0.20000000298023224)
     """
+
+    _shown = ("from_int", "unsqueeze", "dtype", "shape_tolerant")
 
     def __init__(
         self,
@@ -82,11 +84,6 @@ class ToTensorImage(_OfImages):
             return lambda: torch.div(view, 255, out=target)
         return lambda: target.copy_(view)
 
-    def __repr__(self) -> str:
-        options = f"from_int={self.from_int}, unsqueeze={self.unsqueeze}, dtype={self.dtype}"
-        tolerant = f"shape_tolerant={self.shape_tolerant}"
-        return f"ToTensorImage({options}, in_keys={self.in_keys}, out_keys={self.out_keys}, {tolerant})"
-
 
 class GrayScale(_OfImages):
     """Images ``[..., 3, height, width]`` as ``[..., 1, height, width]``.
@@ -95,9 +92,6 @@ class GrayScale(_OfImages):
     >>> GrayScale()._apply_transform(torch.full((3, 2, 2), 100, dtype=torch.uint8))[0, 0]
     tensor([99, 99], dtype=torch.uint8)
     """
-
-    def __init__(self, in_keys: Sequence[NestedKey] | None = None, out_keys: Sequence[NestedKey] | None = None) -> None:
-        super().__init__(in_keys, out_keys)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         self._require_colours(value)
@@ -136,6 +130,8 @@ class Resize(_OfImages):
     >>> Resize(2, 3)._apply_transform(torch.ones(3, 8, 8)).shape
     torch.Size([3, 2, 3])
     """
+
+    _shown = ("w", "h", "interpolation")
 
     def __init__(
         self,
@@ -179,10 +175,6 @@ class Resize(_OfImages):
             made = made.round()
         return made.to(value.dtype).reshape(*value.shape[:-2], self.w, self.h)
 
-    def __repr__(self) -> str:
-        keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}"
-        return f"Resize(w={self.w}, h={self.h}, interpolation={self.interpolation!r}, {keys})"
-
 
 class CenterCrop(_OfImages):
     """The middle of images ``[..., channels, *, *]``: ``[..., channels, w, h]``; where they are smaller, zeros around.
@@ -192,6 +184,8 @@ class CenterCrop(_OfImages):
     tensor([[[ 5,  6],
              [ 9, 10]]])
     """
+
+    _shown = ("w", "h")
 
     def __init__(
         self,
@@ -225,6 +219,3 @@ class CenterCrop(_OfImages):
     def _writing(self, apply: Apply, read: Slot, write: Slot) -> Callable[[], Any]:
         source, target = self._parts(read.row, write.row)
         return lambda: target.copy_(source)
-
-    def __repr__(self) -> str:
-        return f"CenterCrop(w={self.w}, h={self.h}, in_keys={self.in_keys}, out_keys={self.out_keys})"

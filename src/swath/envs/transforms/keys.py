@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from swath.envs.base import FLAGS
-from swath.envs.transforms.base import Keys, Transform, key_list, require_keys
+from swath.envs.transforms.base import Keys, Transform, key_list
 from swath.envs.transforms.rows import NOTHING, Rows, Stage
 from swath.envs.transforms.specs import Specs
 from swath.keys import Key, as_key, show
@@ -117,6 +117,7 @@ class RenameTransform(Transform):
     (False, torch.Size([3, 4]))
     """
 
+    _needs_keys = True
     _shown = ("create_copy",)
 
     def __init__(
@@ -128,7 +129,6 @@ class RenameTransform(Transform):
         create_copy: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        require_keys(self)
         if both := set(map(as_key, self.in_keys)) & set(map(as_key, self.out_keys)):
             raise ValueError(f"RenameTransform: {show(min(both))} is an old and a new name; use two transforms")
         if create_copy and key_list(in_keys_inv):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -30,6 +29,7 @@ from swath.envs.transforms.specs import Specs
 from swath.keys import Key, as_key, show
 from swath.specs import NestedKey, Unbounded
 from swath.states import mismatch
+from swath.warn import warn_user
 
 
 class Normalizing(Transform):
@@ -38,6 +38,8 @@ class Normalizing(Transform):
     is_by_env = False
     #: Between the parts of a key, in what TorchRL's ``get_extra_state`` gives.
     SEP: ClassVar[str]
+
+    _shown = ("decay", "eps")
 
     def __init__(
         self,
@@ -226,10 +228,9 @@ class Normalizing(Transform):
         for key in self.in_keys:
             count = state.get(self._names_of(key)[2], None)
             if count is None or not bool(count.any()):
-                warnings.warn(
+                warn_user(
                     f"{self._nothing_seen(key)}, and it is frozen, so all values are NaN; load statistics, or let it "
-                    "see some before freeze()",
-                    stacklevel=2,
+                    "see some before freeze()"
                 )
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -355,10 +356,6 @@ class Normalizing(Transform):
             if value is not None:
                 tensordict.set(in_key, value * scale.get(in_key) + loc.get(in_key))
         return tensordict
-
-    def __repr__(self) -> str:
-        keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}"
-        return f"{type(self).__name__}({keys}, decay={self.decay}, eps={self.eps})"
 
 
 class NormalizingStage:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.envs.transforms.base import Apply, Keys, Transform, key_list, require_keys
+from swath.envs.transforms.base import Apply, Keys, Transform, key_list
 from swath.envs.transforms.rows import NOTHING, Rows, Slot, Stage, Stateless
 from swath.envs.transforms.specs import Specs, bounds_of
 from swath.keys import as_key, show
@@ -79,6 +79,7 @@ class UnsqueezeTransform(_Reshape):
     torch.Size([3, 1, 4])
     """
 
+    _needs_keys = True
     _shown = ("dim",)
 
     def __init__(
@@ -93,7 +94,6 @@ class UnsqueezeTransform(_Reshape):
     ) -> None:
         _require_negative(type(self).__name__, [dim], allow_positive_dim)
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        require_keys(self)
         self.dim = dim
 
     def _reshaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -155,6 +155,7 @@ class PermuteTransform(Transform):
     torch.Size([3, 4, 1])
     """
 
+    _needs_keys = True
     _shown = ("dims",)
 
     def __init__(
@@ -168,7 +169,6 @@ class PermuteTransform(Transform):
         if sorted(dims) != list(range(-len(dims), 0)):
             raise ValueError(f"PermuteTransform: dims={dims} are not those from {-len(dims)} to -1 in another order")
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        require_keys(self)
         self.dims = tuple(dims)
 
     def _permuted(self, value: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
+from swath.hints import ExplainsGuesses
+
 if TYPE_CHECKING:
     from swath.modules.inference_server.transport import InferenceTransport
 
 
-class InferenceClient:
+class InferenceClient(ExplainsGuesses):
     """Asks a server. Made by ``server.client()`` or ``transport.client()``; may be used by several threads.
 
     Args:
         transport: what requests are submitted to.
     """
+
+    _inner = ("carries_interaction_type",)
 
     #: The caller's interaction type goes along with what is submitted; else it has to be in it.
     carries_interaction_type = False

@@ -10,6 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath.hints import parameters_of, unknown_arguments
+
 DeviceLike = torch.device | str | int | None
 ServiceBackend = Literal["thread", "process", "ray"]
 
@@ -155,7 +157,7 @@ class ServerSettings(TypedDict, total=False):
     exploration_type: InteractionType | str | None
 
 
-def check_settings(settings: Any) -> None:
+def check_settings(kind: type, settings: Any) -> None:
     """Raise here what would be raised there.
 
     Raises:
@@ -163,7 +165,7 @@ def check_settings(settings: Any) -> None:
     """
     unknown = [name for name in settings if name not in ServerSettings.__annotations__]
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is no setting of an inference server; see InferenceServer")
+        raise unknown_arguments(kind, unknown, [*ServerSettings.__annotations__, *parameters_of(kind)])
     names = {each.name for each in fields(InferenceServerConfig)}
     resolve_server_config(settings.get("server_config"), {k: v for k, v in settings.items() if k in names})
     resolve_devices(

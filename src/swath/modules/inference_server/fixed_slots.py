@@ -49,7 +49,6 @@ class ProcessSlotTransport(SlotTransport):
         address: Address | None = None,
     ) -> None:
         self._asked = _declared(type(self).__name__, "request_spec", request_spec)
-        self._request_batch_size = request_spec.batch_size
         answered = _declared(type(self).__name__, "response_spec", response_spec)
         super().__init__(num_slots, request_spec=list(self._asked), address=address)
         self.response_keys = tuple(answered)

@@ -266,7 +266,7 @@ class MPTransport(Transport):
         super().open()
         self._reception = Reception(self.address, self._attend)
 
-    def close(self, reason: InferenceError, taken: Sequence[Asked] = ()) -> None:
+    def close(self, reason: InferenceError | None = None, taken: Sequence[Asked] = ()) -> None:
         super().close(reason, taken)
         if self._reception is not None:
             deadline = perf_counter() + _SECONDS_FOR_LAST_REPLIES

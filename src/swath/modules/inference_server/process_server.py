@@ -20,7 +20,7 @@ from swath.modules.inference_server.client import InferenceClient
 from swath.modules.inference_server.config import ServerSettings, check_settings
 from swath.modules.inference_server.pipes import MPTransport
 from swath.modules.inference_server.server import InferenceServer
-from swath.modules.inference_server.service import PolicyService
+from swath.modules.inference_server.service import ServedElsewhere, as_tensors, not_started
 from swath.modules.inference_server.transport import InferenceTransport
 from swath.process import pickling
 from swath.process.channel import Channel, pack, unpack
@@ -28,12 +28,12 @@ from swath.process.helper import Helper
 from swath.process.owner import SECONDS_TO_LEAVE, leave_with_owner
 from swath.process.start import StartMethod, check_start_method
 from swath.process.supervise import EndedAtExit
-from swath.weight_update.weights import apply_weights, flat_weights
+from swath.weight_update.weights import apply_weights
 
 _SECONDS_FOR_HEALTH = 1.0
 
 
-class ProcessInferenceServer(PolicyService):
+class ProcessInferenceServer(ServedElsewhere):
     """Serves a policy from a process of its own, to clients in any process of this machine.
 
     Args:
@@ -53,6 +53,7 @@ class ProcessInferenceServer(PolicyService):
     tensor([2., 2.])
     """
 
+    _place = "process"
     _owns = "a process that answers"
     _instead_of_a_copy = "make another one with the same arguments, or give others a client(), which can be sent"
 
@@ -87,7 +88,7 @@ class ProcessInferenceServer(PolicyService):
                 f"transport must be one for other processes ('mp', 'slots', MPTransport(), SlotTransport(), ...), got "
                 f"{transport!r}"
             )
-        check_settings(settings)
+        check_settings(ProcessInferenceServer, settings)
         #: For making clients here; the one that listens is made from it in the server's process.
         self.transport = chosen
         self.transport.serve_elsewhere(self)
@@ -118,7 +119,7 @@ class ProcessInferenceServer(PolicyService):
             InferenceError: (a RuntimeError) it could not; the policy_factory's exception is the cause.
         """
         if self._helper is not None:
-            raise RuntimeError("this inference server was started before; make a new one to start again")
+            raise self._started_before()
         self._helper = helper = Helper(_main, "inference server", self._method, (self._num_threads,), died=ServerDied)
         weakref.finalize(self, helper.close, 5.0, terminates=True).atexit = False
         _helpers.add(helper)
@@ -172,31 +173,12 @@ class ProcessInferenceServer(PolicyService):
 
     # -- the policy ------------------------------------------------------------------------------------------------
 
-    def update_model(self, update_fn: Callable[[Any], Any], *, mark_weight_update: bool = True) -> Any:
-        """Call a function with the policy, in its process, between two batches; what it returns.
-
-        Counts the policy's version up, unless ``mark_weight_update`` is False.
-        """
-        return self._call("update_model", update_fn, mark_weight_update=mark_weight_update)
-
     def update_model_weights(
         self, weights: Any, *, mark_weight_update: bool = True, timeout: float | None = 300.0
     ) -> None:
         """As ``update_policy_weights_(weights)``, within ``timeout`` seconds, and counted or not."""
-        function = partial(apply_weights, source=_as_tensors(weights))
+        function = partial(apply_weights, source=as_tensors(weights))
         self._call("update_model", function, mark_weight_update=mark_weight_update, timeout_s=timeout)
-
-    def _publish(self, model_id: str, source: Any) -> None:
-        if source is None:
-            raise ValueError(
-                "the policy was made in the server's process, so there is none here to take weights from: "
-                "update_policy_weights_(policy)"
-            )
-        self._call("update_policy_weights_", weights=_as_tensors(source), model_id=model_id)
-
-    @property
-    def policy_version(self) -> int:
-        return self.stats()["policy_version"]
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +205,7 @@ class ProcessInferenceServer(PolicyService):
     def _call(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         helper = self._helper
         if helper is None:
-            raise ServerClosed("the inference server was not started: call server.start(), or use it in a with block")
+            raise not_started()
         if not helper.process.is_ours:
             raise ServerClosed("the inference server belongs to the process that this was forked from; ask a client()")
         with helper.lock:
@@ -247,11 +229,6 @@ class ProcessInferenceServer(PolicyService):
 
 
 # -- in the process ------------------------------------------------------------------------------------------------
-
-
-def _as_tensors(source: Any) -> dict[str, torch.Tensor]:
-    """Weights, as they are sent to the process."""
-    return {name: t.detach().cpu() for name, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
 
 
 def _main(connection: Connection, num_threads: int) -> None:

@@ -15,16 +15,17 @@ from swath.modules.inference_server.config import ServerSettings, check_settings
 from swath.modules.inference_server.ray_client import RayClient, reply_from
 from swath.modules.inference_server.requests import asking_as
 from swath.modules.inference_server.server import InferenceServer
-from swath.modules.inference_server.service import PolicyService
+from swath.modules.inference_server.service import ServedElsewhere, as_tensors, not_started
 from swath.modules.inference_server.stamp import take_stamp
+from swath.process import pickling
 from swath.process.channel import pack, unpack
-from swath.weight_update.weights import apply_weights, flat_weights
+from swath.weight_update.weights import apply_weights
 
 #: So many requests can be under way at a time: each has a thread of the actor, which sleeps.
 _MOST_REQUESTS = 256
 
 
-class RayInferenceServer(PolicyService):
+class RayInferenceServer(ServedElsewhere):
     """Serves a policy from a Ray actor, to clients in any process of the cluster.
 
     Args:
@@ -36,6 +37,7 @@ class RayInferenceServer(PolicyService):
         settings: all others of ``InferenceServer``.
     """
 
+    _place = "actor"
     _owns = "an actor that answers"
     _instead_of_a_copy = "make another one with the same arguments, or give others a client(), which can be sent"
 
@@ -55,7 +57,7 @@ class RayInferenceServer(PolicyService):
             raise ValueError(
                 f"a server in a Ray actor is asked by calls of the actor: transport='ray', not {transport!r}"
             )
-        check_settings(settings)
+        check_settings(RayInferenceServer, settings)
         self._ray = import_ray()
         self._started_ray = False
         self._settings = policy_factory, dict(settings)
@@ -69,9 +71,11 @@ class RayInferenceServer(PolicyService):
     def start(self) -> RayInferenceServer:
         """Start the actor, and wait until its policy is made."""
         if self._actor is not None:
-            raise RuntimeError("this inference server was started before; make a new one to start again")
+            raise self._started_before()
         self._started_ray = start_ray(self._ray_init_config)
-        self._actor = self._ray.remote(_ServingActor).options(**self._options).remote(*self._settings)
+        # Not pickled by Ray, which takes a module for one that every process can import.
+        plan = pickling.dumps_with_path(self._settings)
+        self._actor = self._ray.remote(_ServingActor).options(**self._options).remote(plan)
         try:
             self._call("is_alive")
         except BaseException:
@@ -116,29 +120,13 @@ class RayInferenceServer(PolicyService):
     def client(self) -> RayClient:
         """Something that asks this server, in any process of the cluster."""
         if self._actor is None:
-            raise ServerClosed("the inference server was not started: call server.start(), or use it in a with block")
+            raise not_started()
         return RayClient(self._actor, self._call("in_keys"))
-
-    def update_model(self, update_fn: Callable[[Any], Any], *, mark_weight_update: bool = True) -> Any:
-        """Call a function with the policy, in the actor, between two batches; what it returns."""
-        return self._call("update_model", update_fn, mark_weight_update=mark_weight_update)
 
     def update_model_weights(self, weights: Any, *, mark_weight_update: bool = True) -> None:
         """As ``update_policy_weights_(weights)``, counted or not."""
-        function = partial(apply_weights, source=_on_cpu(weights))
+        function = partial(apply_weights, source=as_tensors(weights))
         self._call("update_model", function, mark_weight_update=mark_weight_update)
-
-    def _publish(self, model_id: str, source: Any) -> None:
-        if source is None:
-            raise ValueError(
-                "the policy was made in the server's actor, so there is none here to take weights from: "
-                "update_policy_weights_(policy)"
-            )
-        self._call("update_policy_weights_", weights=_on_cpu(source), model_id=model_id)
-
-    @property
-    def policy_version(self) -> int:
-        return self.stats()["policy_version"]
 
     def stats(self, reset: bool = False) -> dict[str, Any]:
         """As ``InferenceServer.stats``."""
@@ -150,7 +138,7 @@ class RayInferenceServer(PolicyService):
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._actor is None:
-            raise ServerClosed("the inference server was not started: call server.start(), or use it in a with block")
+            raise not_started()
         if self._is_closed:
             raise ServerClosed("the inference server was shut down")
         done, content = reply_from(lambda: self._ray.get(self._actor.call.remote(name, args, kwargs)))
@@ -159,17 +147,14 @@ class RayInferenceServer(PolicyService):
         return content
 
 
-def _on_cpu(source: Any) -> dict[str, Any]:
-    return {name: tensor.detach().cpu() for name, tensor in flat_weights(source).items() if hasattr(tensor, "detach")}
-
-
 # -- in the actor --------------------------------------------------------------------------------------------------
 
 
 class _ServingActor:
     """An ``InferenceServer`` of threads; calls of the actor, each in a thread, are its clients."""
 
-    def __init__(self, policy_factory: Callable[[], Any], settings: dict[str, Any]) -> None:
+    def __init__(self, plan: bytes) -> None:
+        policy_factory, settings = pickling.loads_with_path(plan)
         self._server = InferenceServer(policy_factory=policy_factory, **settings).start()
         self._transport = self._server.transport
 

@@ -127,9 +127,13 @@ class ServedPolicy:
     def answer(self, contents: Sequence[Content]) -> Iterator[Answer]:
         """An answer to each, from one forward; they have one signature."""
         with self.lock, torch.no_grad(), exploring(contents[0].kind or self._kind):
-            if self._collate is not None or contents[0].tensordict is not None:
+            if self._collate is not None or contents[0].tensordict is not None or self._reads_size_only(contents[0]):
                 return self._answer_whole(contents)
             return self._answer_rows(contents)
+
+    def _reads_size_only(self, content: Content) -> bool:
+        """Whether only a TensorDict can say to the policy how many rows there are."""
+        return not content.keys and not any(isinstance(call, TensorCall) for call in self._calls_for({}))
 
     def _answer_rows(self, contents: Sequence[Content]) -> Iterator[Answer]:
         keys = contents[0].keys

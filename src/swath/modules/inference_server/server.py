@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from swath.hints import explains_unknown
 from swath.keys import Key
 from swath.modules.inference_server.choosing import choose_transport
 from swath.modules.inference_server.client import InferenceClient
@@ -94,6 +95,7 @@ class InferenceServer(PolicyService):
             elsewhere = serve_elsewhere(*args, **kwargs) if cls is InferenceServer else None
             return super().__new__(cls) if elsewhere is None else elsewhere
 
+    @explains_unknown
     def __init__(
         self,
         model: Any = None,
@@ -189,7 +191,7 @@ class InferenceServer(PolicyService):
             RuntimeError: it was started before; a server that was shut down is not started again.
         """
         if self._thread is not None:
-            raise RuntimeError("this inference server was started before; make a new one to start again")
+            raise self._started_before()
         self._source.open()
         if self._weights is not None:
             self._weights.connect(self)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import torch
+
 from swath.copying import NotCopied
+from swath.errors import ServerClosed
+from swath.hints import ExplainsGuesses
 from swath.modules.inference_server.client import InferenceClient
-from swath.weight_update.weights import choose_sources
+from swath.weight_update.weights import choose_sources, flat_weights
 
 
-class PolicyService(NotCopied):
+class PolicyService(NotCopied, ExplainsGuesses):
     """Base of the servers. Subclasses start and end, make clients, and take over weights (``_publish``)."""
+
+    _inner = ("transport_kind", "was_started", "weights_applied")
 
     def start(self) -> Self:
         raise NotImplementedError
@@ -22,6 +28,15 @@ class PolicyService(NotCopied):
     @property
     def was_started(self) -> bool:
         raise NotImplementedError
+
+    @property
+    def is_alive(self) -> bool:
+        raise NotImplementedError
+
+    def _started_before(self) -> RuntimeError:
+        if self.is_alive:
+            return RuntimeError("this inference server is already running")
+        return RuntimeError("this inference server was started before; make a new one to start again")
 
     def client(self) -> InferenceClient:
         raise NotImplementedError
@@ -64,3 +79,42 @@ class PolicyService(NotCopied):
 
     def __exit__(self, *_: Any) -> None:
         self.shutdown()
+
+
+class ServedElsewhere(PolicyService):
+    """Base of those whose policy is made, and stays, elsewhere: all that is done with it is asked (``_call``)."""
+
+    #: Where the policy is, in errors.
+    _place: str
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """What the server there answers."""
+        raise NotImplementedError
+
+    def update_model(self, update_fn: Callable[[Any], Any], *, mark_weight_update: bool = True) -> Any:
+        """Call a function with the policy, where it is, between two batches; what it returns.
+
+        Counts the policy's version up, unless ``mark_weight_update`` is False.
+        """
+        return self._call("update_model", update_fn, mark_weight_update=mark_weight_update)
+
+    def _publish(self, model_id: str, source: Any) -> None:
+        if source is None:
+            raise ValueError(
+                f"the policy was made in the server's {self._place}, so there is none here to take weights from: "
+                "update_policy_weights_(policy)"
+            )
+        self._call("update_policy_weights_", weights=as_tensors(source), model_id=model_id)
+
+    @property
+    def policy_version(self) -> int:
+        return self._call("stats")["policy_version"]
+
+
+def as_tensors(source: Any) -> dict[str, torch.Tensor]:
+    """Weights on their way."""
+    return {name: t.detach().cpu() for name, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
+
+
+def not_started() -> ServerClosed:
+    return ServerClosed("the inference server was not started: call server.start(), or use it in a with block")

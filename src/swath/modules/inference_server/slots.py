@@ -307,6 +307,8 @@ class SlotTransport(MPTransport):
         self._memory = SharedMemory(SlotTable.num_bytes(num_slots))
         self._table = SlotTable(self._memory.bytes_, num_slots, is_new=True)
         self._slots: dict[int, Slot] = {}
+        # A client may come in while the server closes: its number must not be closed under it, and name another file.
+        self._descriptor_lock = threading.Lock()
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "request_spec": self._request_keys}
@@ -329,19 +331,22 @@ class SlotTransport(MPTransport):
                 found.append(slot.request())
         return found
 
-    def close(self, reason: InferenceError, taken: Sequence[Asked] = ()) -> None:
+    def close(self, reason: InferenceError | None = None, taken: Sequence[Asked] = ()) -> None:
         if self.state != "closed":
-            self._table.server_state[0] = SHUT_DOWN if isinstance(reason, ServerClosed) else DEAD
+            self._table.server_state[0] = SHUT_DOWN if reason is None or isinstance(reason, ServerClosed) else DEAD
         super().close(reason, taken)
-        self._memory.close_descriptor()
+        with self._descriptor_lock:
+            self._memory.close_descriptor()
 
     def _serve(self, channel: Channel, number: int) -> None:
         table = self._table
         table.states[number] = IDLE
         ready = table.ready(number, 0)
-        assert self._memory.descriptor is not None
         in_keys = self.in_keys if self._request_keys is None else self._request_keys
-        channel.send_descriptor(self._memory.descriptor, "welcome", in_keys, number, self.num_slots)
+        with self._descriptor_lock:
+            if self._memory.descriptor is None:
+                return  # closed: the end of the connection tells the client
+            channel.send_descriptor(self._memory.descriptor, "welcome", in_keys, number, self.num_slots)
         try:
             while True:
                 message = channel.receive()

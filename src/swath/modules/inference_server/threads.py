@@ -48,10 +48,12 @@ class ThreadClient(InferenceClient):
         if self._is_busy:
             self.is_shared = True
         self._is_busy = True
-        request = Request(read_content(td, transport.in_keys), waits=True)
-        transport.put(request)
-        request.wait(None, transport.look)
-        self._is_busy = False
+        try:
+            request = Request(read_content(td, transport.in_keys), waits=True)
+            transport.put(request)
+            request.wait(None, transport.look)
+        finally:
+            self._is_busy = False
         return merge(td, request.take())
 
     def __copy__(self) -> ThreadClient:

@@ -218,10 +218,13 @@ class Transport(NotCopied, InferenceTransport):
             raise RuntimeError("this transport has been used by a server; make a new one for each server")
         self.state = "open"
 
-    def close(self, reason: InferenceError, taken: Sequence[Asked] = ()) -> None:
-        """Fail what is not answered (``taken``: what the server had drained), and whatever comes."""
+    def close(self, reason: InferenceError | None = None, taken: Sequence[Asked] = ()) -> None:
+        """Fail what is not answered (``taken``: what the server had drained), and whatever comes.
+
+        A server that is shut down closes its transport; to do it by oneself, also again, does no harm.
+        """
         if self.state != "closed":
-            self.reason = reason
+            self.reason = reason or ServerClosed("the transport of the inference server was closed")
             self.state = "closed"
         for request in (*taken, *self._left, *self.take_requests()):
             request.fail(self.closed_error())

@@ -52,7 +52,7 @@ class UserTransport(Transport):
             for tensordict, callback in zip(tensordicts, callbacks, strict=True)
         ]
 
-    def close(self, reason: InferenceError, taken: Sequence[Asked] = ()) -> None:
+    def close(self, reason: InferenceError | None = None, taken: Sequence[Asked] = ()) -> None:
         if self.state == "closed":
             return
         super().close(reason, taken)
