@@ -24,6 +24,7 @@ from swath.collectors import (
 )
 from swath.collectors.distributed import DistributedCollector, RayCollector
 from swath.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
+from swath.data.episode_backlog import EpisodeBacklog
 from swath.data.episodes import Ended, EpisodeHistory, Episodes, EpisodeTally
 from swath.envs import ParallelEnv, SerialEnv
 
@@ -253,6 +254,49 @@ def test_episodes_are_those_in_the_batches(make: Make) -> None:
     everything = collector.episodes(last=100)
     assert stats["episode_return"] == pytest.approx(everything.returns.mean())
     assert stats["episode_length"] == pytest.approx(everything.lengths.mean())
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_it_does_not_matter_when_one_asks(make: Make) -> None:
+    """Small batches wait to be counted together; what their user does with them meanwhile changes nothing."""
+    collector = make(total_frames=1200)
+    batches, ended_with = [], {}
+    for batch in collector:
+        batches.append(batch.clone())
+        batch.zero_()
+        there = batches[-1].reshape(-1)
+        there = there[there[IDS] >= 0]
+        delivered = sum(int((each[IDS] >= 0).sum()) for each in batches)
+        for traj_id in there[there["next", "done"].reshape(-1)][IDS].tolist():
+            ended_with[traj_id] = delivered
+    episodes = collector.episodes()
+    expected = of_frames(batches)
+    expected.pop(-1, None)
+    assert {name: (pytest.approx(total), length) for name, (total, length) in expected.items()} == as_dict([episodes])
+    assert episodes.frames.tolist() == sorted(episodes.frames.tolist())
+    assert dict(zip(episodes.traj_ids.tolist(), episodes.frames.tolist(), strict=True)) == ended_with
+    assert_whole(episodes)
+
+
+def test_batches_that_waited_are_told_as_if_each_was_counted_at_once() -> None:
+    """All that is known of episodes, in the order in which they ended."""
+    batches = [made_up(4, steps, SHAPES["groups"]) for steps in (1, 7, 30, 2, 60)]
+    found = []
+    for is_counted_at_once in (False, True):
+        history = EpisodeHistory()
+        backlog = EpisodeBacklog(EpisodeTally(), history)
+        for number, batch in enumerate(batches):
+            add = backlog.add_and_count if is_counted_at_once else backlog.add
+            add(batch, np.array([1, 2, 3, 5]), 100 * number, number, lambda envs: envs // 2)
+        assert history.count == 0 or is_counted_at_once
+        backlog.count(lambda envs: envs // 2)
+        found.append(history.take())
+    later, at_once = found
+    assert len(later) > 10
+    for name in ("returns", "lengths", "envs", "workers", "traj_ids", "policy_versions", "frames", "terminated"):
+        assert (getattr(later, name) == getattr(at_once, name)).all(), name
+    for key, rewards in at_once.rewards.items():
+        assert (later.rewards[key] == rewards).all()
 
 
 @pytest.mark.parametrize("make", ALL)

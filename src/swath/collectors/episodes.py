@@ -8,6 +8,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from swath.collectors.budget import Progress
+from swath.data.episode_backlog import EpisodeBacklog
 from swath.data.episodes import EpisodeHistory, Episodes, EpisodeTally, needs_ids
 from swath.rollout.delivery import TRAJ_IDS
 
@@ -19,11 +20,20 @@ class TellsOfEpisodes:
     _progress: Progress
     #: Of the batch that is being counted: the number of its first env.
     _first_env: int
+    #: Whether whole episodes are put together of the batches.
+    _assembler: Any
 
     def _begin_episodes(self) -> None:
         """First of all in a constructor."""
         self._tally = EpisodeTally()
-        self._history = EpisodeHistory()
+        self._all_episodes = EpisodeHistory()
+        self._backlog = EpisodeBacklog(self._tally, self._all_episodes)
+
+    @property
+    def _history(self) -> EpisodeHistory:
+        """All that have ended."""
+        self._backlog.count(self._workers_of)
+        return self._all_episodes
 
     def episodes(self, last: int | None = None) -> Episodes:
         """Episodes that have ended since the last call; or the ``last`` so many, which does not count as a call.
@@ -37,19 +47,20 @@ class TellsOfEpisodes:
         ...     ended = collector.episodes()
         ...     assert ended.returns.tolist() == ended.lengths.tolist()  # CartPole: 1 for each step
         """
-        if self._history.refusal is not None:
-            raise RuntimeError(self._history.refusal)
-        return self._history.take() if last is None else self._history.last(last)
+        history = self._history
+        if history.refusal is not None:
+            raise RuntimeError(history.refusal)
+        return history.take() if last is None else history.last(last)
 
     def _count_episodes(self, batch: TensorDictBase) -> None:
         """Of a batch as it was collected, once its frames are counted."""
         if batch.get(TRAJ_IDS, None) is None:
-            self._history.refusal = needs_ids()
+            self._all_episodes.refusal = needs_ids()
         elif batch.batch_size.numel():
-            ended = self._tally.add(batch, self._envs_in(batch))
-            if len(ended):
-                version = int(getattr(self, "policy_version", 0))
-                self._history.add(ended, self._workers_of(ended.envs), version, self._progress.frames)
+            version = int(getattr(self, "policy_version", 0))
+            # Who puts episodes together forgets which ids are of no whole ones: then they are counted before that.
+            add = self._backlog.add if self._assembler is None else self._backlog.add_and_count
+            add(batch, self._envs_in(batch), self._progress.frames, version, self._workers_of)
 
     def _envs_in(self, batch: TensorDictBase) -> np.ndarray:
         """The number of each row's env; or of each frame's, where a row is of several."""
@@ -61,5 +72,6 @@ class TellsOfEpisodes:
         return np.zeros_like(envs)
 
     def _episode_stats(self) -> dict[str, Any]:
-        mean_return, mean_length = self._history.recent_means()
-        return {"episodes": self._history.count, "episode_return": mean_return, "episode_length": mean_length}
+        history = self._history
+        mean_return, mean_length = history.recent_means()
+        return {"episodes": history.count, "episode_return": mean_return, "episode_length": mean_length}

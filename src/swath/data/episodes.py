@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,6 +121,11 @@ class _Keys:
     rewards: tuple[Key, ...]
     has_version: bool
 
+    @cached_property
+    def all(self) -> Sequence[Key]:
+        flags = [key for keys in self.flags.values() for key in keys]
+        return (TRAJ_IDS, *flags, *self.rewards, *([_VERSION] if self.has_version else []))
+
     @classmethod
     def of(cls, keys: Iterable[Key]) -> _Keys:
         keys = list(keys)
@@ -165,19 +171,27 @@ class EpisodeTally:
             batch: as it was collected, with trajectory ids.
             envs: the number of each row's env ``[rows]``; or of each frame's ``[frames]``, where envs are mixed.
         """
-        after: Any = batch.get("next")
+        return self.look_at(getter_of(batch), lambda: (key for key, _ in leaves_of(batch)), batch.ndim, envs)
 
-        def get(key: Key) -> Any:  # step by step takes half the time of a nested key
-            return after.get(key[1] if len(key) == 2 else key[1:]) if key[0] == "next" else batch.get(key)
-
-        return self.look_at(get, lambda: (key for key, _ in leaves_of(batch)), batch.ndim, envs)
-
-    def look_at(
-        self, get: Callable[[Key], Any], keys: Callable[[], Iterable[Key]], num_dims: int, envs: np.ndarray
-    ) -> News:
-        """As ``look``, at leaves of a batch of so many dimensions."""
+    def keys_looked_at(self, keys: Callable[[], Iterable[Key]]) -> Sequence[Key]:
+        """Of a batch with these keys, which are the same in all."""
         if self._keys is None:
             self._keys = _Keys.of(keys())
+        return self._keys.all
+
+    def look_at(
+        self,
+        get: Callable[[Key], Any],
+        keys: Callable[[], Iterable[Key]],
+        num_dims: int,
+        envs: np.ndarray,
+        turns: np.ndarray | None = None,
+    ) -> News:
+        """As ``look``, at leaves of a batch of so many dimensions.
+
+        ``turns`` says when each frame had its turn ``[frames]``, where that is not its step in the batch.
+        """
+        self.keys_looked_at(keys)
         ids = get(TRAJ_IDS)
         num_steps = ids.shape[-1]
         ids = _numpy(ids).reshape(-1)
@@ -204,7 +218,9 @@ class EpisodeTally:
         pieces = _Pieces(of_env, ids[starts], lasts - starts + 1, sums, lasts)
         if count and ids.min() < 0:  # frames that were not collected (preemptive_threshold)
             pieces = pieces.only(pieces.ids >= 0)
-        return self._follow_up(pieces, get, done, order, num_steps)
+        if turns is None:
+            turns = np.arange(count) % max(1, num_steps)
+        return self._follow_up(pieces, get, done, order, turns)
 
     def _flag(self, get: Callable[[Key], Any], name: str, count: int) -> np.ndarray:
         assert self._keys is not None
@@ -235,7 +251,7 @@ class EpisodeTally:
         get: Callable[[Key], Any],
         done: np.ndarray,
         order: np.ndarray | None,
-        num_steps: int,
+        turns: np.ndarray,
     ) -> News:
         """Pieces of episodes, behind what the batches before had of them."""
         assert self._keys is not None
@@ -256,7 +272,7 @@ class EpisodeTally:
             if not self.shares_fragments:
                 self.fragments.difference_update(pieces.ids[is_over & is_fragment].tolist())
             chosen = is_over & ~is_fragment
-        return News(self._ended(pieces, lengths, sums, chosen, get, order, num_steps), envs[is_last], stays)
+        return News(self._ended(pieces, lengths, sums, chosen, get, order, turns), envs[is_last], stays)
 
     def _ended(
         self,
@@ -266,12 +282,12 @@ class EpisodeTally:
         chosen: np.ndarray,
         get: Callable[[Key], Any],
         order: np.ndarray | None,
-        num_steps: int,
+        turns: np.ndarray,
     ) -> Ended:
         assert self._keys is not None
-        rows, num_frames = np.flatnonzero(chosen), get(TRAJ_IDS).numel()
+        rows, num_frames = np.flatnonzero(chosen), len(turns)
         frames = pieces.lasts[rows] if order is None else order[pieces.lasts[rows]]
-        last_steps = frames % max(1, num_steps)
+        last_steps = turns[frames]
         if len(rows) > 1:
             by_time = np.argsort(last_steps, kind="stable")
             rows, frames, last_steps = rows[by_time], frames[by_time], last_steps[by_time]
@@ -330,6 +346,16 @@ class _Pieces(NamedTuple):
         return _Pieces(*(column[chosen] for column in self))
 
 
+def getter_of(batch: TensorDictBase) -> Callable[[Key], Any]:
+    """What gets a batch's leaves: step by step, which takes half the time of a nested key."""
+    after: Any = batch.get("next")
+
+    def get(key: Key) -> Any:
+        return after.get(key[1] if len(key) == 2 else key[1:]) if key[0] == "next" else batch.get(key)
+
+    return get
+
+
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
@@ -379,8 +405,8 @@ class EpisodeHistory:
         #: Why there are none.
         self.refusal: str | None = None
 
-    def add(self, ended: Ended, workers: np.ndarray, version: int, frames: int) -> None:
-        """Of a batch with which so many frames were delivered; ``version`` is for those that have none."""
+    def add(self, ended: Ended, workers: np.ndarray, version: int | np.ndarray, frames: int | np.ndarray) -> None:
+        """Of batches with which so many frames were delivered; ``version`` is for those that have none."""
         columns = {
             "sums": ended.sums,
             "lengths": ended.lengths,
@@ -388,7 +414,7 @@ class EpisodeHistory:
             "workers": workers,
             "traj_ids": ended.traj_ids,
             "policy_versions": np.where(ended.versions < 0, version, ended.versions),
-            "frames": np.full(len(ended), frames),
+            "frames": np.broadcast_to(frames, len(ended)),
             "terminated": ended.terminated,
             "truncated": ended.truncated,
         }
