@@ -381,7 +381,8 @@ def test_a_node_that_hears_nothing_gives_up() -> None:
         os.kill(stopped, signal.SIGSTOP)
         try:
             with pytest.raises(NodeLost, match=r"node 0 \(.*, pid \d+\) was lost"):
-                take(iter(collector), 1000)
+                for _ in collector:  # as long as it takes: nobody knows how fast the other node is
+                    pass
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
@@ -649,7 +650,8 @@ def check_that_stats_notice_a_loss(collector: Any, timeout_s: float = 20) -> Non
     assert wait_until(lambda: not collector.stats()["nodes"][0]["alive"], timeout_s)
     assert collector.stats()["nodes"][1]["alive"]
     with pytest.raises(NodeLost, match=f"{who} was lost: .*"):
-        take(iter(collector), 1000)
+        for _ in collector:  # as long as it takes: nobody knows how fast the other node is
+            pass
     assert [node["alive"] for node in collector.stats()["nodes"]] == [False, False]  # it was shut down
 
 

@@ -25,7 +25,7 @@ from swath.collectors import (
 from swath.collectors.distributed import DistributedCollector, RayCollector
 from swath.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
 from swath.data.episode_backlog import EpisodeBacklog
-from swath.data.episodes import Ended, EpisodeHistory, Episodes, EpisodeTally
+from swath.data.episodes import Ended, EpisodeHistory, Episodes, EpisodeTally, Frames
 from swath.envs import ParallelEnv, SerialEnv
 
 IDS = ("collector", "traj_ids")
@@ -103,7 +103,7 @@ def test_rewards_of_all_shapes_over_batch_borders(shapes: dict[tuple[str, ...], 
     data = made_up(4, 200, shapes)
     tally, history, at = EpisodeTally(), EpisodeHistory(), 0
     for size in [1, 7, 30, 2, 60, 100]:
-        ended = tally.add(data[:, at : at + size], np.arange(4))
+        ended = tally.add(Frames.of_batch(data[:, at : at + size]), np.arange(4))
         again = Ended.of_lists(ended.as_lists()) if len(ended) else ended  # as nodes tell it
         assert again is not None
         history.add(again, np.zeros(len(ended), np.int64), 7, 4 * (at + size))
@@ -137,13 +137,13 @@ def test_envs_that_are_mixed_in_a_batch_and_frames_that_are_missing() -> None:
     expected, found = [], []
     for at in range(0, 90, 30):
         part = data[:, at : at + 30]
-        expected.append(plain.add(part, np.arange(3)))
+        expected.append(plain.add(Frames.of_batch(part), np.arange(3)))
         # Each env's frames in order, those of different envs anyhow between one another.
         envs = rng.permutation(np.repeat(np.arange(3), 30))
         steps = np.empty(90, np.int64)
         for env in range(3):
             steps[envs == env] = np.arange(30)
-        found.append(mixed.add(part[torch.from_numpy(envs), torch.from_numpy(steps)], envs))
+        found.append(mixed.add(Frames.of_batch(part[torch.from_numpy(envs), torch.from_numpy(steps)]), envs))
     for column in ("envs", "traj_ids", "lengths", "sums"):
         one, other = (
             np.concatenate([getattr(ended, column)[np.argsort(ended.traj_ids)] for ended in both])
@@ -155,8 +155,8 @@ def test_envs_that_are_mixed_in_a_batch_and_frames_that_are_missing() -> None:
     masked.get(IDS)[1, 10:] = -1
     masked.get(("next", "done"))[1, 10:] = False
     tally = EpisodeTally()
-    tally.add(masked, np.arange(3))
-    ended = tally.add(data[:, 10:40][1:2], np.array([1]))  # the same env goes on
+    tally.add(Frames.of_batch(masked), np.arange(3))
+    ended = tally.add(Frames.of_batch(data[:, 10:40][1:2]), np.array([1]))  # the same env goes on
     assert as_pairs(ended) == {
         name: length for name, length in lengths_of(data[1:2, :40]).items() if name in ended.traj_ids
     }
@@ -173,16 +173,16 @@ def lengths_of(data: TensorDict) -> dict[int, int]:
 
 def test_what_is_no_whole_episode_is_not_counted() -> None:
     data = made_up(1, 60, SHAPES["scalar"])
-    names = EpisodeTally().add(data, np.arange(1)).traj_ids.tolist()
+    names = EpisodeTally().add(Frames.of_batch(data), np.arange(1)).traj_ids.tolist()
     tally = EpisodeTally()
     tally.fragments.update(names[1:3])
-    assert tally.add(data, np.arange(1)).traj_ids.tolist() == [names[0], *names[3:]]
+    assert tally.add(Frames.of_batch(data), np.arange(1)).traj_ids.tolist() == [names[0], *names[3:]]
     assert not tally.fragments  # and nothing grows
 
 
 def test_as_many_as_are_kept() -> None:
     data = made_up(1, 300, SHAPES["scalar"])
-    ended = EpisodeTally().add(data, np.arange(1))
+    ended = EpisodeTally().add(Frames.of_batch(data), np.arange(1))
     history = EpisodeHistory(most_kept=5)
     assert len(history.take()) == 0
     for _ in range(3):
@@ -284,12 +284,16 @@ def test_batches_that_waited_are_told_as_if_each_was_counted_at_once() -> None:
     found = []
     for is_counted_at_once in (False, True):
         history = EpisodeHistory()
-        backlog = EpisodeBacklog(EpisodeTally(), history)
+        backlog = EpisodeBacklog(EpisodeTally())
+
+        def tell(ended: Ended, versions: np.ndarray, frames: np.ndarray, history: EpisodeHistory = history) -> None:
+            history.add(ended, ended.envs // 2, versions, frames)
+
         for number, batch in enumerate(batches):
             add = backlog.add_and_count if is_counted_at_once else backlog.add
-            add(batch, np.array([1, 2, 3, 5]), 100 * number, number, lambda envs: envs // 2)
+            add(Frames.of_batch(batch), np.array([1, 2, 3, 5]), 100 * number, number, tell)
         assert history.count == 0 or is_counted_at_once
-        backlog.count(lambda envs: envs // 2)
+        backlog.count(tell)
         found.append(history.take())
     later, at_once = found
     assert len(later) > 10

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from swath.data.episodes import RECENT, EpisodeTally, News
+from swath.data.episodes import RECENT, EpisodeTally, Frames, News
 from swath.dataset_format import EPISODE_COLUMNS
 from swath.disk import write_all
 
@@ -122,7 +122,7 @@ class EpisodeLog:
     def look(self, batch: TensorDictBase, first_env: int = 0) -> _News:
         """At the next steps ``[envs, steps]`` of some envs that follow each other."""
         num_envs, num_steps = batch.shape
-        found = self._tally.look(batch, np.arange(first_env, first_env + num_envs))
+        found = self._tally.look(Frames.of_batch(batch), np.arange(first_env, first_env + num_envs))
         ended = found.ended
         starts = self._steps[ended.envs] + ended.last_steps + 1 - ended.lengths
         columns = ended.envs, ended.traj_ids, starts, ended.lengths, ended.returns(), ended.terminated, ended.truncated

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from swath.collectors.budget import Progress
 from swath.data.episode_backlog import EpisodeBacklog
-from swath.data.episodes import EpisodeHistory, Episodes, EpisodeTally, needs_ids
+from swath.data.episodes import Ended, EpisodeHistory, Episodes, EpisodeTally, Frames, needs_ids
 from swath.rollout.delivery import TRAJ_IDS
 
 
@@ -27,19 +27,20 @@ class TellsOfEpisodes:
         """First of all in a constructor."""
         self._tally = EpisodeTally()
         self._all_episodes = EpisodeHistory()
-        self._backlog = EpisodeBacklog(self._tally, self._all_episodes)
+        self._backlog = EpisodeBacklog(self._tally)
 
     @property
     def _history(self) -> EpisodeHistory:
         """All that have ended."""
-        self._backlog.count(self._workers_of)
+        self._backlog.count(self._tell_of)
         return self._all_episodes
 
     def episodes(self, last: int | None = None) -> Episodes:
         """Episodes that have ended since the last call; or the ``last`` so many, which does not count as a call.
 
         Arrays with an entry for each: ``returns``, ``lengths``, ``envs``, ... (see ``Episodes``). An episode is there
-        once its last frame was delivered, or is in the replay buffer. May be called at any time, from any thread.
+        once its last frame was delivered, or is in the replay buffer (of workers that fill it, 50 ms later at the most).
+        May be called at any time, from any thread.
 
         >>> from swath.collectors import Collector
         >>> collector = Collector("CartPole-v1", frames_per_batch=200, total_frames=400)
@@ -60,7 +61,10 @@ class TellsOfEpisodes:
             version = int(getattr(self, "policy_version", 0))
             # Who puts episodes together forgets which ids are of no whole ones: then they are counted before that.
             add = self._backlog.add if self._assembler is None else self._backlog.add_and_count
-            add(batch, self._envs_in(batch), self._progress.frames, version, self._workers_of)
+            add(Frames.of_batch(batch), self._envs_in(batch), self._progress.frames, version, self._tell_of)
+
+    def _tell_of(self, ended: Ended, versions: np.ndarray, frames: np.ndarray) -> None:
+        self._all_episodes.add(ended, self._workers_of(ended.envs), versions, frames)
 
     def _envs_in(self, batch: TensorDictBase) -> np.ndarray:
         """The number of each row's env; or of each frame's, where a row is of several."""

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 
-from swath.data.episodes import EpisodeHistory, EpisodeTally, getter_of
-from swath.keys import Key, leaves_of
+from swath.data.episodes import Ended, EpisodeTally, Frames
+from swath.keys import Key
 from swath.rollout.delivery import TRAJ_IDS
 
 #: So many frames are counted at once; a batch that has as many is not kept.
 _FRAMES_AT_ONCE = 8192
 _FRAMES_OF_LARGE = 4096
 
-#: Which worker, or node, envs are in.
-WorkersOf = Callable[[np.ndarray], np.ndarray]
+#: Told of what has ended; of each, which version it is if frames do not say, and how many frames were there with it.
+Tell = Callable[[Ended, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch, as far as it is looked at: copies, since its user may change it."""
+    """A batch, as far as it is looked at: copies, since its memory is its user's, or used again."""
 
     #: ``[*lead, steps, *shape]``
     leaves: Mapping[Key, torch.Tensor]
@@ -55,49 +56,51 @@ class _Waiting:
 
 
 class EpisodeBacklog:
-    """Frames between a collector that delivers them and the history of its episodes."""
+    """Frames between whoever collects them and who is told what has ended in them."""
 
-    def __init__(self, tally: EpisodeTally, history: EpisodeHistory) -> None:
+    def __init__(self, tally: EpisodeTally) -> None:
         self._tally = tally
-        self._history = history
         self._waiting: list[_Waiting] = []
         self._num_frames = 0
+        self._counted_at_s = time.monotonic()
         #: Who collects adds, and whoever asks counts.
         self._lock = threading.Lock()
 
-    def add(self, batch: TensorDictBase, envs: np.ndarray, frames: int, version: int, workers_of: WorkersOf) -> None:
-        """The next batch, with which so many frames are delivered; counted at some time."""
-        num_frames = batch.batch_size.numel()
+    def add(self, frames: Frames, envs: np.ndarray, so_far: int, version: int, tell: Tell) -> None:
+        """The next batch, with which there are ``so_far`` frames; counted at some time."""
+        num_frames = math.prod(frames.shape)
         if num_frames >= _FRAMES_OF_LARGE:
-            self.add_and_count(batch, envs, frames, version, workers_of)
+            self.add_and_count(frames, envs, so_far, version, tell)
             return
-        get = getter_of(batch)
-        keys = self._tally.keys_looked_at(lambda: (key for key, _ in leaves_of(batch)))
-        waiting = _Waiting({key: get(key).clone() for key in keys}, envs.copy(), frames, version)
+        keys = self._tally.keys_looked_at(frames)
+        waiting = _Waiting({key: frames.get(key).clone() for key in keys}, envs.copy(), so_far, version)
         with self._lock:
             self._waiting.append(waiting)
             self._num_frames += num_frames
         if self._num_frames >= _FRAMES_AT_ONCE:
-            self.count(workers_of)
+            self.count(tell)
 
-    def add_and_count(
-        self, batch: TensorDictBase, envs: np.ndarray, frames: int, version: int, workers_of: WorkersOf
-    ) -> None:
+    def add_and_count(self, frames: Frames, envs: np.ndarray, so_far: int, version: int, tell: Tell) -> None:
         """As ``add``, counted now."""
-        self.count(workers_of)
+        self.count(tell)
         with self._lock:
-            ended = self._tally.add(batch, envs)
+            ended = self._tally.add(frames, envs)
             if len(ended):
-                self._history.add(ended, workers_of(ended.envs), version, frames)
+                tell(ended, np.full(len(ended), version), np.full(len(ended), so_far))
 
-    def count(self, workers_of: WorkersOf) -> None:
-        """Whatever waits is in the history after this."""
+    def waits_longer_than(self, seconds: float) -> bool:
+        """Whether nothing was counted for so long."""
+        return time.monotonic() - self._counted_at_s > seconds
+
+    def count(self, tell: Tell) -> None:
+        """Whatever waits has been told of after this."""
         with self._lock:
             waiting, self._waiting, self._num_frames = self._waiting, [], 0
+            self._counted_at_s = time.monotonic()
             if waiting:
-                self._count(waiting, workers_of)
+                self._count(waiting, tell)
 
-    def _count(self, waiting: list[_Waiting], workers_of: WorkersOf) -> None:
+    def _count(self, waiting: list[_Waiting], tell: Tell) -> None:
         # A frame's turn: its batch, and its step in it.
         stride = max(each.num_steps for each in waiting)
         turns = np.concatenate([number * stride + each.steps() for number, each in enumerate(waiting)])
@@ -107,10 +110,8 @@ class EpisodeBacklog:
         if not there.all():  # else what was not collected would part an episode
             leaves = {key: leaf[there] for key, leaf in leaves.items()}
             turns, envs = turns[there.cpu().numpy()], envs[there.cpu().numpy()]
-        news = self._tally.look_at(leaves.__getitem__, lambda: leaves, 1, envs, turns)
-        self._tally.accept(news)
-        ended = news.ended
+        ended = self._tally.add(Frames.of_leaves(leaves), envs, turns)
         if len(ended):
             batches = ended.last_steps // stride
-            frames, versions = (np.array([(each.frames, each.version) for each in waiting]).T)[:, batches]
-            self._history.add(ended, workers_of(ended.envs), versions, frames)
+            so_far, versions = (np.array([(each.frames, each.version) for each in waiting]).T)[:, batches]
+            tell(ended, versions, so_far)

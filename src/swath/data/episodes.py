@@ -138,6 +138,27 @@ class _Keys:
         return cls(flags, rewards, _VERSION in keys)
 
 
+class Frames(NamedTuple):
+    """Frames ``[*lead, steps]``, to be looked at."""
+
+    get: Callable[[Key], Any]
+    keys: Callable[[], Iterable[Key]]
+    shape: Sequence[int]
+
+    @classmethod
+    def of_batch(cls, batch: TensorDictBase) -> Frames:
+        after: Any = batch.get("next")
+
+        def get(key: Key) -> Any:  # step by step: half the time of a nested key
+            return after.get(key[1] if len(key) == 2 else key[1:]) if key[0] == "next" else batch.get(key)
+
+        return cls(get, lambda: (key for key, _ in leaves_of(batch)), batch.batch_size)
+
+    @classmethod
+    def of_leaves(cls, leaves: Mapping[Key, torch.Tensor]) -> Frames:
+        return cls(leaves.__getitem__, lambda: leaves, leaves[TRAJ_IDS].shape)
+
+
 class EpisodeTally:
     """Adds up the rewards of each env's episode."""
 
@@ -158,46 +179,34 @@ class EpisodeTally:
         own = known.traj_ids[envs], known.lengths[envs], nothing, never, never, known.sums[envs]
         return Ended(envs, *own, self._reward_layout, nothing)
 
-    def add(self, batch: TensorDictBase, envs: np.ndarray) -> Ended:
-        """Count a batch; see ``look``."""
-        news = self.look(batch, envs)
+    def add(self, frames: Frames, envs: np.ndarray, turns: np.ndarray | None = None) -> Ended:
+        """Count them; see ``look``."""
+        news = self.look(frames, envs, turns)
         self.accept(news)
         return news.ended
 
-    def look(self, batch: TensorDictBase, envs: np.ndarray) -> News:
-        """At the next frames ``[*lead, steps]`` of some envs.
-
-        Args:
-            batch: as it was collected, with trajectory ids.
-            envs: the number of each row's env ``[rows]``; or of each frame's ``[frames]``, where envs are mixed.
-        """
-        return self.look_at(getter_of(batch), lambda: (key for key, _ in leaves_of(batch)), batch.ndim, envs)
-
-    def keys_looked_at(self, keys: Callable[[], Iterable[Key]]) -> Sequence[Key]:
-        """Of a batch with these keys, which are the same in all."""
+    def keys_looked_at(self, frames: Frames) -> Sequence[Key]:
+        """The same in all batches."""
         if self._keys is None:
-            self._keys = _Keys.of(keys())
+            self._keys = _Keys.of(frames.keys())
         return self._keys.all
 
-    def look_at(
-        self,
-        get: Callable[[Key], Any],
-        keys: Callable[[], Iterable[Key]],
-        num_dims: int,
-        envs: np.ndarray,
-        turns: np.ndarray | None = None,
-    ) -> News:
-        """As ``look``, at leaves of a batch of so many dimensions.
+    def look(self, frames: Frames, envs: np.ndarray, turns: np.ndarray | None = None) -> News:
+        """At the next frames of some envs.
 
-        ``turns`` says when each frame had its turn ``[frames]``, where that is not its step in the batch.
+        Args:
+            frames: as they were collected, with trajectory ids.
+            envs: the number of each row's env ``[rows]``; or of each frame's ``[frames]``, where envs are mixed.
+            turns: when each frame had its turn ``[frames]``, where that is not its step in the batch.
         """
-        self.keys_looked_at(keys)
+        self.keys_looked_at(frames)
+        get = frames.get
         ids = get(TRAJ_IDS)
         num_steps = ids.shape[-1]
         ids = _numpy(ids).reshape(-1)
         count = len(ids)
         done = self._flag(get, "done", count)
-        sums = self._rewards(get, num_dims, count)
+        sums = self._rewards(get, len(frames.shape), count)
         order = None
         is_mixed = len(envs) == count and num_steps != 1
         if is_mixed:  # the frames of an env may lie in several places
@@ -344,16 +353,6 @@ class _Pieces(NamedTuple):
 
     def only(self, chosen: np.ndarray) -> _Pieces:
         return _Pieces(*(column[chosen] for column in self))
-
-
-def getter_of(batch: TensorDictBase) -> Callable[[Key], Any]:
-    """What gets a batch's leaves: step by step, which takes half the time of a nested key."""
-    after: Any = batch.get("next")
-
-    def get(key: Key) -> Any:
-        return after.get(key[1] if len(key) == 2 else key[1:]) if key[0] == "next" else batch.get(key)
-
-    return get
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -134,5 +134,5 @@ class CollectResult(NamedTuple):
     fragments: list[int]
     #: What is in the batch by number (``rollout/structure.py``).
     objects: Mapping[int, Any] = {}
-    #: Of a batch that was written to the replay buffer: those that ended in it.
+    #: Of batches that were written to the replay buffer: those that have ended in them, as far as they were counted.
     episodes: Ended | None = None

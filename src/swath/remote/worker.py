@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.data.episodes import Ended, EpisodeTally
+from swath.data.episode_backlog import EpisodeBacklog
+from swath.data.episodes import Ended, EpisodeTally, Frames
 from swath.data.memory import FrameLayout, FrameMemory
 from swath.data.postprocessing import Stored
 from swath.data.shared_track_writer import SharedTrackWriter
@@ -41,6 +42,9 @@ from swath.rollout.delivery import TRAJ_IDS
 from swath.timeline.recorder import Kind, Recorder
 from swath.workers.spec import Incarnation
 from swath.workers.status_page import Ledger, StatusPage
+
+#: How late episodes are told of that are in the buffer, while a worker has other requests.
+_SECONDS_BETWEEN_COUNTS = 0.05
 
 
 class _Aborted(Exception):
@@ -91,6 +95,7 @@ class Worker:
         self._buffer: SharedTrackWriter | None = None
         #: Of what is written to the buffer; others are counted by who gets them.
         self._tally = EpisodeTally()
+        self._backlog = EpisodeBacklog(self._tally)
         self._ended: list[Ended] = []
         self.leaving = False
         self._made: list[EnvBase] = []
@@ -264,7 +269,9 @@ class Worker:
             self._control.stop_requested = True
         for order in [order for order in self._orders if order.number == number]:
             self._orders.remove(order)
-            nothing = CollectResult(number, [0] * len(self._host.lanes), [(0, self._control.policy_version)], [])
+            versions = [(0, self._control.policy_version)]
+            ended = self._take_ended(now=True)
+            nothing = CollectResult(number, [0] * len(self._host.lanes), versions, [], episodes=ended)
             self._channel.send("ready", *nothing)
 
     def _on_close(self) -> None:
@@ -367,14 +374,16 @@ class Worker:
             return
         first = self._spec.members.start * (lane.num_envs // len(lane.members)) + first_row
         self._tally.fragments |= lane.runner.fragments
-        ended = self._tally.look_at(
-            leaves.__getitem__, lambda: leaves, 2, np.arange(first, first + len(leaves[TRAJ_IDS]))
-        )
-        self._tally.accept(ended)
-        if len(ended.ended):
-            self._ended.append(ended.ended)
+        frames, envs = Frames.of_leaves(leaves), np.arange(first, first + len(leaves[TRAJ_IDS]))
+        self._backlog.add(frames, envs, 0, -1, self._tell_of)
 
-    def _take_ended(self) -> Ended | None:
+    def _tell_of(self, ended: Ended, *_: Any) -> None:
+        self._ended.append(ended)
+
+    def _take_ended(self, now: bool = False) -> Ended | None:
+        """What is told of with a result. To count takes as long for one request as for many."""
+        if now or not self._orders or self._backlog.waits_longer_than(_SECONDS_BETWEEN_COUNTS):
+            self._backlog.count(self._tell_of)
         ended, self._ended = self._ended, []
         return Ended.joined(ended) if ended else None
 
@@ -411,7 +420,7 @@ class Worker:
         except Exception as another:
             add_note(error, f"swath: what was complete before this could not be stored: {told(another)}")
         else:
-            result = CollectResult(order.number, steps, *self._after(order, steps), episodes=self._take_ended())
+            result = CollectResult(order.number, steps, *self._after(order, steps), episodes=self._take_ended(now=True))
             self._channel.send("ready", *result)
 
     # -- calls: what the host does not answer alone --------------------------------------------------------------------

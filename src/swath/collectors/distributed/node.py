@@ -17,7 +17,7 @@ from swath.collectors.distributed.hosts import make_host
 from swath.collectors.distributed.requests import NodeDescription, NodePlan, Order, Report
 from swath.collectors.tracing import Session
 from swath.data.buffer_writer import BufferPlan, OwnWriter
-from swath.data.episodes import EpisodeTally
+from swath.data.episodes import EpisodeTally, Frames
 from swath.data.payload import Bytes, pack_batch, unpack_tensors
 from swath.envs.transforms.base import Transform
 from swath.errors import CollectorClosed
@@ -111,7 +111,7 @@ class Node:
         if batch.get(TRAJ_IDS, None) is None or not batch.batch_size.numel():
             return None
         self._tally.fragments.update(fragments)
-        ended = self._tally.add(batch, np.arange(first_env, first_env + batch.batch_size[:-1].numel()))
+        ended = self._tally.add(Frames.of_batch(batch), np.arange(first_env, first_env + batch.batch_size[:-1].numel()))
         return ended.as_lists() if len(ended) else None
 
     def _collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
