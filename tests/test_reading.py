@@ -52,8 +52,9 @@ def test_a_reading_goes_through_json() -> None:
         a_reading(1.0, [a_place(1.0, 0.5, 0.5, 10)]),
         episodes=EpisodesReading(2, (1.5, 2.5), (10, 20)), buffer=BufferReading(5, 10, 20, 40), lags=(1, 2),
     )  # fmt: skip
-    again = Reading.of_json(json.loads(json.dumps(reading.as_json())))
-    assert again.as_json() == json.loads(json.dumps(reading.as_json()))
+    text = json.dumps(reading.as_json())
+    again = Reading.of_json(json.loads(text))
+    assert json.dumps(again.as_json()) == text
     assert again.buffer is not None
     assert again.buffer.samples_per_insert == 2
     assert facts_between(None, again) == facts_between(None, reading)

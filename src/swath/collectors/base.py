@@ -20,6 +20,7 @@ from swath.collectors.changeable import ChangeableArguments
 from swath.collectors.episodes import TellsOfEpisodes
 from swath.collectors.front_door import show_arguments
 from swath.collectors.outside_state import OutsideState
+from swath.collectors.standing import TellsWhereItStands
 from swath.collectors.tracing import Traceable
 from swath.copying import NotCopied
 from swath.data.buffer_writer import BufferWriter, buffer_writer
@@ -36,7 +37,9 @@ _closing = threading.RLock()
 _SECONDS_BETWEEN_LOOKS = 0.002
 
 
-class BaseCollector(InBackground, Traceable, TellsOfEpisodes, ChangeableArguments, NotCopied, IterableDataset):
+class BaseCollector(
+    InBackground, Traceable, TellsOfEpisodes, TellsWhereItStands, ChangeableArguments, NotCopied, IterableDataset
+):
     """An iterable over batches of experience. Use one of its subclasses."""
 
     _inner = ("collect_one",)
@@ -248,17 +251,23 @@ class BaseCollector(InBackground, Traceable, TellsOfEpisodes, ChangeableArgument
 
     def _next_batch(self) -> Any:
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
-        trace = self._trace
-        if trace is None:
-            return self._make_batch()
-        trace.next_begins(not self.is_running())
-        batch = self._make_batch()
-        trace.next_ends()
+        trace, progress = self._trace, self._progress
+        in_background = self.is_running()
+        progress.begin_batch(in_background)
+        if trace is not None:
+            trace.next_begins(not in_background)
+        is_whole = False
+        try:
+            batch = self._make_batch()
+            is_whole = True
+        finally:
+            progress.end_batch(is_whole)
+        if trace is not None:
+            trace.next_ends()
         return batch
 
     def _make_batch(self) -> Any:
         post = self._postprocessing
-        started = time.perf_counter()
         self._gathered = None
         outside = OutsideState.now()
         try:
@@ -282,7 +291,6 @@ class BaseCollector(InBackground, Traceable, TellsOfEpisodes, ChangeableArgument
                 self.shutdown(timeout=1.0, raise_on_error=False)  # the error must not wait for long
             self._gathered = None
             raise
-        self._progress.seconds += time.perf_counter() - started
         self._gathered = None
         return batch
 
@@ -318,8 +326,12 @@ class BaseCollector(InBackground, Traceable, TellsOfEpisodes, ChangeableArgument
         mask = batch.get(("collector", "mask"), None)  # of a batch that some workers did not complete
         self._frames += batch.batch_size.numel() if mask is None else int(mask.sum())
         self._iter += 1
+        self._count_lags(batch)
         self._count_episodes(batch)
         return self._postprocessing.check(batch)
+
+    def _count_lags(self, batch: TensorDictBase) -> None:
+        """How old the frames of a batch are, where that is not known when they come."""
 
     def _keep_what_is_left(self, error: BaseException, raw: TensorDictBase | None) -> None:
         """``raw`` is the batch, if it was whole and what came after it failed."""

@@ -32,7 +32,7 @@ from swath.rollout.layout import Layout
 from swath.rollout.loop import Rollout
 from swath.rollout.plan import PolicyPlan
 from swath.rollout.random_actions import for_all_envs
-from swath.stepping.central import ENV_INDEX, CentralRollout
+from swath.stepping.central import ENV_INDEX, VERSION, CentralRollout
 from swath.weight_update.scheme import WeightSyncScheme
 from swath.workers.layout import WorkerLayout, available_cores
 
@@ -235,6 +235,16 @@ class AsyncBatchedCollector(Collector):
     @property
     def _mixes_envs(self) -> bool:
         return self._num_envs > 1
+
+    def _count_lags(self, batch: TensorDictBase) -> None:
+        versions = batch.get(VERSION, None)
+        if versions is not None and versions.numel():
+            for version, frames in zip(*np.unique(versions.cpu().numpy(), return_counts=True), strict=True):
+                self._progress.lags.add([(0, int(version))], int(frames), 1, self.runner.policy_version)
+
+    @property
+    def _layout_in_words(self) -> str:
+        return str(self._layout)
 
     def _envs_in(self, batch: TensorDictBase) -> np.ndarray:
         return batch.get(ENV_INDEX).reshape(-1).cpu().numpy()

@@ -167,7 +167,7 @@ class BufferFill(Work):
     # -- background.Work -------------------------------------------------------------------------------------------
 
     def do_some(self) -> bool:
-        started = time.perf_counter()
+        self._progress.begin_batch(in_background=True)
         try:
             return self._attend()
         except Exception:
@@ -175,7 +175,7 @@ class BufferFill(Work):
                 self._take_rest()
             raise
         finally:
-            self._progress.seconds += time.perf_counter() - started
+            self._progress.end_batch()
 
     def _is_complete(self) -> bool:
         return self._budget.is_spent(self._progress.frames)
@@ -188,7 +188,10 @@ class BufferFill(Work):
                 holds = not self.make_requests()
                 if self._scheduler.is_idle and (self._is_hurried or self._is_complete()):
                     return not self._is_complete()
+            started = time.perf_counter()
             self._pool.wait(timeout_s=_SECONDS_TO_HOLD if holds else _SECONDS_BETWEEN_LOOKS)
+            if holds:
+                self._progress.held_back_s += time.perf_counter() - started
             if not self._is_hurried:  # else this is over when all workers are still
                 return True
 
@@ -261,7 +264,10 @@ class BufferFill(Work):
             handle, result = self._pool.arrived.popleft()
             pending = self._scheduler.end(handle.number, result.number)
             if pending is not None:
-                self._count(handle.number, self._frames_of(handle.number, pending, result))
+                frames = self._frames_of(handle.number, pending, result)
+                self._count(handle.number, frames)
+                steps = max(result.steps)
+                self._progress.lags.add(result.versions, steps, frames / max(1, steps), self._collector.policy_version)
                 self._tell_of(result.episodes, handle)
                 # It may have been stopped.
                 taken = random_in_lanes(pending.random_frames, result.steps, self._layouts[handle.number].num_envs)

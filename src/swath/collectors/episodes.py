@@ -39,7 +39,7 @@ class TellsOfEpisodes:
         """Episodes that have ended since the last call; or the ``last`` so many, which does not count as a call.
 
         Arrays with an entry for each: ``returns``, ``lengths``, ``envs``, ... (see ``Episodes``). An episode is there
-        once its last frame was delivered, or is in the replay buffer (of workers that fill it, 50 ms later at the most).
+        once its last frame was delivered, or is in the replay buffer (of workers that fill it, 50 ms later at most).
         May be called at any time, from any thread.
 
         >>> from swath.collectors import Collector

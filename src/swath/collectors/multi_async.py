@@ -372,7 +372,7 @@ class MultiAsyncCollector(MultiCollector):
     def _deliver(self, piece: _Piece) -> TensorDictBase | None:
         """A batch without the frames that are too old; None if all are."""
         updates = self._policy_version - self._version_at_delivery
-        leaves = piece.leaves
+        leaves, first = piece.leaves, 0
         if self._max_lag is not None:
             oldest = self._policy_version - self._max_lag
             length = next(iter(leaves.values())).shape[1]
@@ -387,6 +387,9 @@ class MultiAsyncCollector(MultiCollector):
                 leaves = {key: leaf[:, first:].contiguous() for key, leaf in leaves.items()}
             elif self._names:
                 self._rename(leaves, piece.first_env, 0)
+        rows, steps = next(iter(leaves.values())).shape[:2]
+        versions = [(step - first, version) for step, version in piece.versions]
+        self._progress.lags.add(versions, steps, rows, self._policy_version)
         self._updates_per_batch = max(self._updates_per_batch, updates)
         self._version_at_delivery = self._policy_version
         self._first_env = piece.first_env

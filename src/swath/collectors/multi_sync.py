@@ -207,6 +207,7 @@ class MultiSyncCollector(MultiCollector):
         batch.objects.update(ready.objects)
         own_rows = len(handle.spec.members) * self._layout.envs_per_member
         self._scheduler.random_frames_left -= random_in_lanes(order.random_frames, ready.steps, own_rows)
+        self._progress.lags.add(ready.versions, max(steps), own_rows, self._policy_version)
         self._know_fragments(ready.fragments)
 
     def _abandon(self) -> None:

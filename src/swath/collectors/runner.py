@@ -21,6 +21,7 @@ from swath.envs.base import EnvBase
 from swath.envs.policy_transforms import complete_env
 from swath.keys import Key
 from swath.modules.random_policy import RandomPolicy
+from swath.process.spent import Spent
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import Control
 from swath.rollout.delivery import Stamps, batch_fields
@@ -65,6 +66,8 @@ class Runner:
     #: Whether steps were taken.
     has_begun: bool = False
     profiler: RolloutProfiler | None = None
+    #: In which steps were taken.
+    spent: Spent = field(default_factory=Spent)
     random: RandomStream = field(init=False)
     rollout: Rollout = field(init=False)
     #: What the env's keys are besides leaves of nested TensorDicts, if anything.
@@ -161,7 +164,11 @@ class Runner:
             self.profiler.rollout() if self.profiler else contextlib.nullcontext(),
         ):
             self.has_begun = True
-            yield
+            self.spent.begin()
+            try:
+                yield
+            finally:
+                self.spent.end()
         if not self.no_cuda_sync:
             self.devices.synchronize()
 
@@ -226,9 +233,8 @@ class Runner:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """What envs and the policy took, of the steps that were timed: one in each stretch, for a host."""
+        """What envs and the policy took, of the steps that were timed."""
         timing = self.rollout.timing
-        assert timing is not None
         return timing.env_s, timing.policy_s
 
     # -- state -----------------------------------------------------------------------------------------------------

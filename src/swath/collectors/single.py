@@ -20,6 +20,7 @@ from swath.collectors.front_door import explains_unknown
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.runner import FOR_WORKERS, Runner
 from swath.collectors.scheme_ends import SchemeEnds
+from swath.collectors.standing import TellsOfRunner
 from swath.data.postprocessing import truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase
@@ -41,7 +42,7 @@ from swath.weight_update.updaters import adopt_updater
 from swath.weight_update.weights import apply_weights, choose_sources, weights_for_part
 
 
-class Collector(BaseCollector):
+class Collector(TellsOfRunner, BaseCollector):
     """Runs a policy in an env and yields batches ``[*env.batch_size, T]`` of what happened.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ from tensordict import TensorDictBase
 
 from swath.collectors.assignment import Assignment
 from swath.collectors.remote import RemoteCollector, as_batch
+from swath.collectors.standing import place_of_worker
+from swath.insight.facts import Way
+from swath.insight.reading import PlaceReading
 from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.remote.blocks import BlockPool
@@ -58,6 +61,23 @@ class WorkerBatches(RemoteCollector):
             Gauge.POLICY_LAG: self._policy_version - min(applied),
             Gauge.SHARED_BYTES: sum(pool.num_bytes for pool in self._pools),
         }
+
+    # -- where it stands -------------------------------------------------------------------------------------------
+
+    @property
+    def _way(self) -> Way:
+        return Way.SYNC if self._is_shared and not self.is_running() else Way.ASYNC
+
+    @property
+    def _env_in_words(self) -> str:
+        return self._description.env
+
+    @property
+    def _layout_in_words(self) -> str:
+        return str(self._assignment.layout)
+
+    def _places(self, now: float) -> Iterable[PlaceReading]:
+        return [place_of_worker(handle, now) for handle in self._workers.handles]
 
     # -- asking ----------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,9 @@ class _Children:
     def __len__(self) -> int:
         return len(self.children)
 
+    def __repr__(self) -> str:
+        return f"SerialEnv({len(self.children)}, {self.children[0]})"
+
     def update_kwargs(self, kwargs: Any) -> None:
         raise EnvError("the children of a SerialEnv are made at once; give create_env_kwargs to SerialEnv instead")
 

@@ -54,8 +54,10 @@ def verdict(facts: Facts) -> Verdict:
     >>> found.advice
     'a faster env, or more machines (RayCollector); no setting here makes it faster'
     """
-    if facts.seconds < _LEAST_SECONDS or not facts.frames:
+    if not facts.frames:
         return Verdict(Limit.NOTHING_YET, "nothing has been collected yet", "")
+    if facts.seconds < _LEAST_SECONDS:
+        return Verdict(Limit.NOTHING_YET, f"{facts.seconds:.1f} s are too short to tell what limits", "")
     for look in (_learner, _straggler, _sleeping, _policy, _env):
         found = look(facts)
         if found is not None:

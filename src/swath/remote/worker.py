@@ -394,6 +394,7 @@ class Worker:
         page.write(env_s=env_s, policy_s=policy_s, next_traj_id=host.next_id)
         page.add(frames=sum(taken * lane.num_envs for lane, taken in zip(host.lanes, steps, strict=True)))
         page.add(steps=sum(steps))
+        page.write(on_core=_share_on_core(page))
         page.write(beat=0)  # its steps are among the frames now
         versions = host.first.runner.versions
         if order.first_step:
@@ -478,6 +479,12 @@ class Worker:
         for env in self._made:
             with suppress(Exception):
                 env.close(raise_if_closed=False)
+
+
+def _share_on_core(page: StatusPage) -> float:
+    """Of steps that wait; 0 where they compute (also if others have the core meanwhile)."""
+    waits = page.integer("switches") >= page.integer("steps") / 2
+    return min(1.0, page.seconds("cpu_s") / page.seconds("busy_s")) if waits and page.seconds("busy_s") else 0.0
 
 
 def _voluntary_switches() -> int:

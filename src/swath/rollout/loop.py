@@ -33,18 +33,27 @@ def first_observations(env: Any) -> dict[Key, torch.Tensor]:
 _CALL_POLICIES = ("swath.rollout.plan", "swath.rollout.capture.captured")
 
 
+#: A step is timed after so many, which no usual length of a batch is a multiple of.
+_STEPS_BETWEEN_TIMED = 61
+
+
 class StepTiming:
-    """How the time of a step divides over env and policy, estimated from one step in each stretch."""
+    """How the time of a step divides over env and policy, estimated from some steps."""
 
     def __init__(self) -> None:
         self.env_s = 0.0
         self.policy_s = 0.0
-        self._turn = 0
+        #: How many steps there are before the next one that is timed.
+        self._left = 0
 
-    def pick(self, length: int) -> int:
-        """Which step to time: another one each time, since the first of a batch finds the caches cold."""
-        self._turn += 37
-        return self._turn % length
+    def pick(self, length: int) -> int | None:
+        """Which of the next so many steps to time: one at most."""
+        left = self._left
+        if left >= length:
+            self._left = left - length
+            return None
+        self._left = max(0, _STEPS_BETWEEN_TIMED - (length - left))
+        return left
 
     def timed(self, act: Callable[[int], None]) -> Callable[[int], None]:
         def timed_act(t: int) -> None:
@@ -109,7 +118,7 @@ class Rollout:
         #: How many frames still get random actions.
         self.random_frames_left = 0
         self.control: Control = ThreadControl() if control is None else control
-        self.timing: StepTiming | None = None if control is None else StepTiming()
+        self.timing = StepTiming()
         #: (step, version): from which step of the last batch on which version of the weights acted.
         self.versions: list[tuple[int, int]] = []
         self._taken = 0
@@ -341,11 +350,11 @@ class Rollout:
         return False
 
     def _run_sampled(self, act: Callable[[int], None], length: int) -> bool:
-        """The loop, with one step timed."""
+        """The loop, with a step timed now and then."""
         timing = self.timing
-        if timing is None:
-            return self._run(act, 0, length)
         chosen = timing.pick(length)
+        if chosen is None:
+            return self._run(act, 0, length)
         self._run(act, 0, chosen)
         if self._taken == chosen:
             policy_s, started = timing.policy_s, perf_counter()

@@ -9,6 +9,7 @@ env_worker.py      what runs in such a worker: envs, and orders to follow
 env_hosts.py       where that runs: in processes or in threads
 env_crew.py        all of them, as their owner sees them
 central.py         the loop of one policy for whichever are ready
+turns.py           which takes how long, its policy or the envs
 group_progress.py  how far each group of envs has come in it
 =================  ==================================================================================
 """

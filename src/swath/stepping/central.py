@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,14 @@ from swath.rollout.control import ThreadControl
 from swath.rollout.delivery import TRAJ_IDS, Stamps, batch_fields, strip_parts
 from swath.rollout.flat_batch import IS_RANDOM, FlatBatch
 from swath.rollout.layout import CPU, Field, Layout
+from swath.rollout.loop import StepTiming
 from swath.rollout.plan import BoundPolicy, PolicyPlan
 from swath.rollout.strip import MAX_BYTES, Column, Strip
 from swath.specs import Categorical, OneHot, masked_rand
 from swath.stepping.env_crew import EnvCrew
 from swath.stepping.group_progress import GroupProgress
 from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP_AND_RESET
-from swath.timeline.recorder import Kind, Recorder, Stretch
+from swath.stepping.turns import RecordedTurns, Turns
 
 ENV_INDEX: Key = ("env_index",)
 VERSION: Key = ("policy_version",)
@@ -43,29 +43,6 @@ class _Rows:
         self.strip = Strip(sized.layout, num_steps=1)
         self.policy: BoundPolicy = sized.bind(self.strip, remembers=False)  # its rows are other envs' each time
         self.epoch = -1
-
-
-class _RecordedTurns:
-    """Waiting for envs and giving them actions, in turns, with a clock."""
-
-    def __init__(self, rollout: CentralRollout, recorder: Recorder) -> None:
-        self._rollout = rollout
-        self._stretch = Stretch(recorder, Kind.TURNS)
-        self._rows = rollout.num_forward_rows
-        self._before = perf_counter()
-
-    def acted(self) -> None:
-        now, rows = perf_counter(), self._rollout.num_forward_rows
-        self._stretch.add(now, rows - self._rows, x=now - self._before)
-        self._before, self._rows = now, rows
-
-    def waited(self) -> None:
-        now = perf_counter()
-        self._stretch.add(now, 0, y=now - self._before)
-        self._before = now
-
-    def end(self) -> None:
-        self._stretch.end()
 
 
 class CentralRollout:
@@ -130,6 +107,8 @@ class CentralRollout:
         #: Random frames: that were not delivered yet, and that were not given to an env either.
         self._random_due = self._random_to_give = 0
         self.control = ThreadControl()
+        #: What is not the policy is waiting for envs.
+        self.timing = StepTiming()
         #: Forwards, and the rows in them.
         self.num_forwards = 0
         self.num_forward_rows = 0
@@ -178,22 +157,20 @@ class CentralRollout:
         self._failed = True  # unless this comes to its end
         if self._to_reset:
             self._reset()
-        turns = None if self.control.recorder is None else _RecordedTurns(self, self.control.recorder)
+        recorder = self.control.recorder
+        turns = Turns(self.timing) if recorder is None else RecordedTurns(self, recorder)
         self._act()
         while self._missing > 0 and not (self.control.stop_requested or (stop is not None and stop())):
-            if turns is not None:
-                turns.acted()
+            turns.acted()
             self._take_ready()
-            if turns is not None:
-                turns.waited()
+            turns.waited()
             if self.control.waiting[0]:  # between two calls of the policy
                 self.control.read()
                 self._renew()
             if self._missing > 0 or self.goes_on:
                 self._act()
-        if turns is not None:
-            turns.acted()
-            turns.end()
+        turns.acted()
+        turns.end()
         self._flush()
         self._failed = False
         self._random_due = max(0, self._random_due - self._output.num_random)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
@@ -18,6 +19,7 @@ from swath.paths import Parts, follow
 from swath.process.channel import Channel, Packed, pack
 from swath.process.memory import map_descriptor
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, Watch
+from swath.process.spent import Spent
 from swath.rollout.boundaries import Stepper
 from swath.stepping.shared_steps import ENDED, FAILED, READY, RESET, STEP_AND_RESET, SharedSteps, SharedStepsPlan
 from swath.stepping.spec import EnvDescription, EnvWorkerSpec
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 #: How long a worker sleeps at most before it looks whether it is to leave.
 _SECONDS_BETWEEN_LOOKS = 0.5
+#: A turn is timed after so many.
+_TURNS_BETWEEN_TIMED = 61
 #: How often it looks for the next order before it sleeps: about as long as a small policy takes.
 _TRIES = 200
 
@@ -219,6 +223,7 @@ class EnvWorker:
         #: Where to write who takes how long, while somebody wants to know.
         self._recorder: Recorder | None = None
         self._host = EnvHost(spec, page.cell("frames"))
+        self._spent, self._waited_s = Spent(), 0.0
 
     def build(self) -> EnvDescription:
         description = self._host.build()
@@ -230,13 +235,33 @@ class EnvWorker:
 
     def serve(self) -> None:
         host, page, go = self._host, self._page, Watch(self._go, _TRIES)
+        turn = 0
         while not self.leaving:
+            turn += 1
             if self._recorder is not None:
                 self._serve_recorded(self._recorder, go)
+            elif turn >= _TURNS_BETWEEN_TIMED:
+                turn = 0
+                self._serve_timed(go)
             elif go.wait(_SECONDS_BETWEEN_LOOKS):
                 if page.waiting[0]:
                     self._read_messages()
                 host.follow_orders()
+
+    def _serve_timed(self, go: Watch) -> None:
+        """A turn, with a clock: by some of them it is known how a worker spends its time."""
+        started = time.monotonic()
+        raised = go.wait(_SECONDS_BETWEEN_LOOKS)
+        woken = time.monotonic()
+        if raised and self._page.waiting[0]:
+            self._read_messages()
+        self._spent.begin()
+        if raised:
+            self._host.follow_orders()
+        self._spent.end()
+        self._waited_s += woken - started
+        spent = self._spent
+        self._page.write(env_s=spent.busy_s, busy_s=spent.busy_s + self._waited_s, on_core=spent.on_core or 0.0)
 
     def _serve_recorded(self, recorder: Recorder, go: Watch) -> None:
         """As ``serve``, with a clock: how long orders are waited for, in stretches."""

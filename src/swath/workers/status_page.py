@@ -36,7 +36,7 @@ _INTEGERS = (
 #: Of a worker that is gone, what its owner reads when another one has taken its place: how far it came with which order
 #: (``order``, ``committed``), and its ``Ledger``.
 LEFT_BEHIND = ("order", "committed", "since", "until", "counted", "counting")
-_SECONDS = ("env_s", "policy_s", "busy_s", "cpu_s", "started_at", "busy_since")
+_FLOATS = ("env_s", "policy_s", "busy_s", "cpu_s", "started_at", "busy_since", "on_core")
 
 
 class StatusPage:
@@ -45,11 +45,11 @@ class StatusPage:
     def __init__(self, memory: torch.Tensor, worker: int) -> None:
         page = memory[worker * PAGE_BYTES : (worker + 1) * PAGE_BYTES].numpy()
         integers = page[8 : 8 + 8 * len(_INTEGERS)].view(np.int64)
-        seconds = page[256 : 256 + 8 * len(_SECONDS)].view(np.float64)
+        floats = page[256 : 256 + 8 * len(_FLOATS)].view(np.float64)
         self.waiting = _cell(page, 0)
         self.beat = _cell(integers, 0)
         self._integers = {name: _cell(integers, i) for i, name in enumerate(_INTEGERS)}
-        self._seconds = {name: _cell(seconds, i) for i, name in enumerate(_SECONDS)}
+        self._floats = {name: _cell(floats, i) for i, name in enumerate(_FLOATS)}
         self._all = page
         self.semaphore_memory = memory[worker * PAGE_BYTES + _SEMAPHORE_AT :][:SEMAPHORE_BYTES]
 
@@ -64,14 +64,14 @@ class StatusPage:
             if name in self._integers:
                 self._integers[name][0] = int(value)
             else:
-                self._seconds[name][0] = value
+                self._floats[name][0] = value
 
     def add(self, **values: float) -> None:
         for name, value in values.items():
             if name in self._integers:
                 self._integers[name][0] += int(value)
             else:
-                self._seconds[name][0] += value
+                self._floats[name][0] += value
 
     def cell(self, name: str) -> Any:
         """An integer to be counted up in place."""
@@ -81,7 +81,12 @@ class StatusPage:
         return self._integers[name][0]
 
     def seconds(self, name: str) -> float:
-        return self._seconds[name][0]
+        return self._floats[name][0]
+
+    @property
+    def on_core(self) -> float | None:
+        """Of envs that wait: the share of a step in which they compute. None where they compute, as far as is known."""
+        return self._floats["on_core"][0] or None
 
 
 class Ledger:

@@ -14,9 +14,12 @@ from swath.collectors.distributed.node_buffer import NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
 from swath.collectors.distributed.requests import Order
 from swath.collectors.remote import WORKER, RemoteCollector, as_batch
+from swath.collectors.standing import place_of_node
 from swath.data.episodes import Ended
 from swath.data.payload import join_batches
 from swath.errors import NoLength
+from swath.insight.facts import Way
+from swath.insight.reading import PlaceReading
 from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.rollout.layout import Field
@@ -82,6 +85,26 @@ class NodeBatches(RemoteCollector):
     def _num_envs(self) -> int:
         return self._nodes.num_envs
 
+    # -- where it stands -------------------------------------------------------------------------------------------
+
+    @property
+    def _way(self) -> Way:
+        return Way.SYNC if self._sync else Way.ASYNC
+
+    @property
+    def _env_in_words(self) -> str:
+        return self._nodes.handles[0].about.env
+
+    @property
+    def _layout_in_words(self) -> str:
+        return f"{self.num_nodes} nodes of {self._engine.name}"
+
+    def _places(self, now: float) -> list[PlaceReading]:
+        return [
+            place_of_node(line, handle.about.num_envs, now - handle.made_at)
+            for line, handle in zip(self._nodes.describe(), self._nodes.handles, strict=True)
+        ]
+
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def _request(self, handle: NodeHandle, steps: int, num_envs: int | None, random_frames: int) -> None:
@@ -105,11 +128,17 @@ class NodeBatches(RemoteCollector):
     def _count_stored(self, arrival: Arrival) -> None:
         """A node has written a batch to the replay buffer."""
         self._frames += arrival.report.frames
+        self._count_lag(arrival)
         ended = Ended.of_lists(arrival.report.episodes)
         if ended is not None:
             handle = arrival.handle
             ended = dataclasses.replace(ended, envs=ended.envs + handle.first_env)  # counted over all nodes
             self._history.add(ended, np.full_like(ended.envs, handle.node), self.policy_version, self._frames)
+
+    def _count_lag(self, arrival: Arrival) -> None:
+        """A node says which weights it had at the end of a batch."""
+        report = arrival.report
+        self._progress.lags.add([(0, report.policy_version)], report.frames, 1, self._policy_version)
 
     def _drain(self) -> None:
         """Wait for what is under way, and throw it away: its random frames are still due."""
@@ -261,6 +290,8 @@ class NodeBatches(RemoteCollector):
 
     def _deliver(self, parts: Sequence[Arrival], shape: Sequence[int]) -> TensorDictBase:
         frames = parts[0].report.frames
+        for part in parts:
+            self._count_lag(part)
         leaves = join_batches(self._fields, [part.payload for part in parts if part.payload is not None], frames)
         steps = shape[-1]
         num_rows = frames // max(1, steps)

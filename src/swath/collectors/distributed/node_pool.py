@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swath.collectors.distributed.engine import Engine
@@ -38,6 +38,7 @@ class NodeHandle:
     frames: int = 0
     batches: int = 0
     busy_s: float = 0.0
+    made_at: float = field(default_factory=time.monotonic)
     last: Report | None = None
 
     @property
