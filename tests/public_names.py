@@ -8,14 +8,14 @@ PUBLIC: dict[str, str] = {
         exploration_type fake_tensordict frames_per_batch get_distant_attr get_model get_policy_version
         getattr_env getattr_policy getattr_rb increment_version init_random_frames is_running iterator map_fn
         next partial_batch pause policy policy_plan policy_version post_collect_hook postproc pre_collect_hook
-        replay_buffer requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
+        reading replay_buffer requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
         shutdown start stats total_frames trace update_policy_weights_
     """,
     "MultiSyncCollector": """
         async_shutdown cascade_execute check_finite enable_profile env_plan episodes frames_per_batch
         get_distant_attr get_model get_policy_version getattr_env getattr_policy getattr_rb increment_version
         init_random_frames is_running iterator map_fn next num_envs num_workers partial_batch pause policy
-        policy_plan policy_version post_collect_hook postproc pre_collect_hook receive_weights replay_buffer
+        policy_plan policy_version post_collect_hook postproc pre_collect_hook reading receive_weights replay_buffer
         requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
         update_at_each_batch update_policy_weights_
     """,
@@ -23,7 +23,7 @@ PUBLIC: dict[str, str] = {
         async_shutdown cascade_execute check_finite enable_profile env_plan episodes frames_per_batch
         get_distant_attr get_model get_policy_version getattr_env getattr_policy getattr_rb increment_version
         init_random_frames is_running iterator map_fn next num_envs num_workers partial_batch pause policy
-        policy_plan policy_version post_collect_hook postproc pre_collect_hook receive_weights replay_buffer
+        policy_plan policy_version post_collect_hook postproc pre_collect_hook reading receive_weights replay_buffer
         requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
         update_at_each_batch update_policy_weights_
     """,
@@ -32,14 +32,14 @@ PUBLIC: dict[str, str] = {
         exploration_type fake_tensordict frames_per_batch get_distant_attr get_model get_policy_version
         getattr_env getattr_policy getattr_rb increment_version init_random_frames is_running iterator map_fn
         next partial_batch pause policy policy_plan policy_version post_collect_hook postproc pre_collect_hook
-        replay_buffer requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
+        reading replay_buffer requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
         shutdown start stats total_frames trace update_policy_weights_
     """,
     "DistributedCollector": """
         async_shutdown cascade_execute check_finite env_plan episodes frames_per_batch get_distant_attr
         get_model get_policy_version getattr_env getattr_policy getattr_rb increment_version
         init_random_frames is_running iterator map_fn next num_nodes num_workers partial_batch pause policy
-        policy_plan policy_version post_collect_hook postproc pre_collect_hook receive_weights replay_buffer
+        policy_plan policy_version post_collect_hook postproc pre_collect_hook reading receive_weights replay_buffer
         requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
         update_after_each_batch update_policy_weights_
     """,
