@@ -144,7 +144,7 @@ def _are_many(facts: Facts) -> bool:
 def _who(facts: Facts) -> str:
     if not facts.in_processes:
         return "this process"
-    return _count(len(facts.places), facts.places[0].name.split()[0])
+    return _count(len(facts.places), facts.places[0].name.rpartition(" ")[0])
 
 
 def _wait(facts: Facts) -> str:
