@@ -28,6 +28,7 @@ import sleeping
 import startup
 import stragglers
 import transforms
+import watched
 import weights
 from machine import machine_facts, warn_if_busy
 from report import write_json
@@ -51,6 +52,7 @@ PARTS: dict[str, Any] = {
     "sampling": sampling,
     "nodes": nodes,
     "driver": driver,
+    "watched": watched,
 }
 _RIVALS = list(dict.fromkeys([*single.RIVALS, *policies.RIVALS, *multi.RIVALS, *batched.RIVALS]))
 
