@@ -15,10 +15,18 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from swath.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from swath.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    Evaluator,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+)
 from swath.collectors.distributed import DistributedCollector, RayCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymEnv, ParallelEnv
+from swath.modules import InferenceServer, ProcessInferenceServer
 from swath.timeline.recorder import Kind, Recorder, read
 from trace_format import TraceFile
 
@@ -256,3 +264,50 @@ def test_nodes(kind: Any, workers: int, tmp_path: Path) -> None:
     # Where a node has workers, it is they who take steps.
     steps = found.pids("node 0 " if workers == 1 else "node 0, worker")
     assert {end["pid"] for _, end in found.arrows} >= set(steps)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_an_evaluator_has_a_track(backend: str, tmp_path: Path) -> None:
+    policy = a_policy()
+    collector = Collector("CartPole-v1", policy, frames_per_batch=200, total_frames=2000)
+    more: dict[str, Any] = {"policy_factory": a_policy} if backend == "process" else {"policy": policy}
+    evaluator = Evaluator(lambda: GymEnv("CartPole-v1"), num_trajectories=3, backend=backend, **more)
+    with collector.trace(tmp_path / "run.json") as trace:
+        for batch, _ in enumerate(collector):
+            if batch in (2, 5):
+                evaluator.evaluate(policy)
+    evaluator.shutdown()
+    found = TraceFile(trace.path)
+    (track,) = found.pids("evaluator")
+    assert found.covered(track) > 0.98
+    assert len(found.slices(track, "evaluate")) == 2
+    assert len(found.slices(track, "wait for a request")) == 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [InferenceServer, ProcessInferenceServer])
+def test_an_inference_server_has_a_track_also_one_that_is_started_later(kind: Any, tmp_path: Path) -> None:
+    collector = Collector("CartPole-v1", a_policy(), frames_per_batch=100)
+    with collector, collector.trace(tmp_path / "run.json") as trace, kind(policy_factory=a_policy) as server:
+        client = server.client()
+        for _, batch in zip(range(5), collector, strict=False):
+            client(batch[:3].select("observation"))
+    found = TraceFile(trace.path)
+    (track,) = found.pids("inference server")
+    assert found.covered(track) > 0.98
+    assert sum(each["args"]["requests"] for each in found.slices(track, "serve")) == 5
+    assert found.slices(track, "answer")
+
+
+@pytest.mark.processes
+def test_a_killed_server_is_in_no_trace_and_loses_nothing_of_it(tmp_path: Path) -> None:
+    collector = Collector("CartPole-v1", a_policy(), frames_per_batch=100)
+    with collector, ProcessInferenceServer(a_policy) as server:
+        with collector.trace(tmp_path / "run.json") as trace:
+            collector.next()
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+        found = TraceFile(trace.path)
+    assert not found.pids("inference server")
+    assert found.slices(1, "collect")

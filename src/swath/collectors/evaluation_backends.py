@@ -25,6 +25,11 @@ from swath.weight_update.scheme import WeightSyncScheme
 class EvaluationBackend(Protocol):
     """One evaluation at a time; ``interrupt`` and ``kill`` may come from another thread meanwhile."""
 
+    @property
+    def pid(self) -> int | None:
+        """Where it runs, if that is known."""
+        ...
+
     def prepare(self) -> None:
         """Before anything else, in the thread that evaluates."""
         ...
@@ -46,6 +51,8 @@ class EvaluationBackend(Protocol):
 
 class ThreadBackend:
     """In this process, in whatever thread calls ``prepare`` and ``run``: some simulators know one thread only."""
+
+    pid: int | None = None
 
     def __init__(self, plan: EvaluationPlan) -> None:
         self._plan = plan

@@ -21,6 +21,8 @@ class RayBackend:
         options: of the actor, for ``ray.remote``.
     """
 
+    pid: int | None = None
+
     def __init__(self, plan: EvaluationPlan, init_fn: Callable[[], Any] | None, options: Mapping[str, Any]) -> None:
         # One with a name is for others, too: it outlives the program, until shutdown().
         lifetime = {"lifetime": "detached"} if options.get("name") else {}

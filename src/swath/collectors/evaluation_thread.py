@@ -20,6 +20,8 @@ from swath.collectors.evaluation_backends import EvaluationBackend
 from swath.errors import CollectorClosed
 from swath.process.supervise import EndedAtExit
 from swath.rollout.exploration import own_exploration
+from swath.timeline.companions import Companion, companions
+from swath.timeline.recorder import Kind
 
 Result = dict[str, Any]
 
@@ -49,6 +51,9 @@ class EvaluationThread:
         self.num_done = 0
         self.last: Result = {}
         self._owner_pid = os.getpid()
+        #: In traces of collectors.
+        self.companion = Companion("evaluator", backend.pid)
+        companions.add(self.companion)
         self._thread = threading.Thread(target=self._work, name="swath-evaluator", daemon=True)
         self._thread.start()
         _threads.add(self)
@@ -86,7 +91,9 @@ class EvaluationThread:
         try:
             with own_exploration():
                 while (task := self._tasks.get()) is not None:
+                    self.companion.turns_to(Kind.EVALUATE)
                     self._do(task)
+                    self.companion.turns_to(Kind.WAIT_FOR_REQUEST)
                     task = None  # nothing of it is kept while waiting for the next
         finally:
             self._backend.close()

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from swath.errors import told
 from swath.timeline.chrome import write_trace
+from swath.timeline.companions import companions
 from swath.timeline.recorder import Gauge, Kind, Recorder, new_memory, read
 from swath.timeline.recording import Recording
 from swath.warn import warn_user
@@ -148,6 +149,7 @@ class Trace(Session):
         self._over = threading.Event()
         #: Since when whoever iterates has the turn, or the collector.
         self._turn_since: float | None = None
+        companions.begin_recording()
         self._gauging = threading.Thread(target=self._gauge, name="swath-trace", daemon=True)
         self._gauging.start()
 
@@ -186,7 +188,9 @@ class Trace(Session):
         if self.recordings is None and self._turn_since is not None:
             collector = self._collector() if collector is None else collector
             self.next_begins(collector is None or not collector.is_running())
-        return super().gather(collector)
+        if self.recordings is None:
+            self.recordings = [*super().gather(collector), *companions.end_recording()]
+        return self.recordings
 
     def stop(self) -> Path:
         """End it, and write the file.

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     #: ``update_policy_weights_()``. count: the version.
     UPDATE = 23
     EVALUATE = 24
+    #: Of an inference server: a stretch of batches. count: requests; x: seconds of answering; y: of waiting.
     SERVE = 25
     #: From now on this version of the weights acts. count: the version.
     VERSION = 30

@@ -36,12 +36,14 @@ _PARTS: Mapping[Kind, tuple[str, str, str]] = {
     Kind.STEPS: ("policy", "reset", "env"),
     Kind.ORDERS: ("wait for a request", "", "env"),
     Kind.TURNS: ("policy", "wait for envs", "other"),
+    Kind.SERVE: ("answer", "wait for requests", ""),
 }
 #: What the count of a record is.
 _COUNTS: Mapping[Kind, str] = {
     Kind.STEPS: "steps",
     Kind.ORDERS: "orders",
     Kind.TURNS: "rows",
+    Kind.SERVE: "requests",
     Kind.RESET: "envs",
     Kind.UPDATE: "version",
 }

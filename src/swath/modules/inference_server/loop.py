@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
@@ -17,6 +18,8 @@ from swath.modules.inference_server.requests import Answer, Asked, select_keys
 from swath.modules.inference_server.served_policy import ServedPolicy
 from swath.modules.inference_server.stats import ServerStats
 from swath.modules.inference_server.transport import Transport
+from swath.timeline.companions import Companion
+from swath.timeline.recorder import Kind, Recorder
 
 #: A server without work looks so often whether it is to end.
 _IDLE_S = 0.25
@@ -46,6 +49,8 @@ class ServingLoop:
         self._config = config
         self._weights = weights
         self._is_stopping = False
+        #: In traces of collectors.
+        self.companion = Companion("inference server")
         self._shutdown_event = shutdown_event
         #: Taken from the transport and not answered.
         self._backlog: deque[Asked] = deque()
@@ -64,21 +69,42 @@ class ServingLoop:
         # OpenMP's number of threads is each thread's own: without this, a new thread uses every core, whatever the
         # program has set, and spins for milliseconds where others need the core.
         torch.set_num_threads(torch.get_num_threads())
+        self.companion.thread = threading.get_ident()
         try:
             while not self._is_stopping:
                 if self._shutdown_event is not None and self._shutdown_event.is_set():
                     break
                 self._receive_weights()
-                batch = self._next_batch()
-                if batch:
-                    self._under_way = batch
-                    self._serve(batch)
-                    self._under_way = ()
+                recorder = self.companion.recorder
+                if recorder is None:
+                    self._turn()
+                else:
+                    self._turn_recorded(recorder)
         except BaseException as error:
             reason = ServerDied(f"the inference server's thread has ended with {told(error)}")
             raise
         finally:
             self._close(reason)
+
+    def _turn(self) -> None:
+        batch = self._next_batch()
+        if batch:
+            self._answer(batch)
+
+    def _answer(self, batch: Sequence[Asked]) -> None:
+        self._under_way = batch
+        self._serve(batch)
+        self._under_way = ()
+
+    def _turn_recorded(self, recorder: Recorder) -> None:
+        """As ``_turn``, with a clock."""
+        batch = self._next_batch()
+        got = perf_counter()
+        waited_s = got - recorder.last_end_s
+        if batch:
+            self._answer(batch)
+        now = perf_counter()
+        recorder.add(Kind.SERVE, recorder.last_end_s, now, len(batch), x=now - got, y=waited_s)
 
     def give_up(self) -> None:
         """Fail everything, be it from another thread while the policy computes."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -28,9 +29,12 @@ from swath.process.helper import Helper
 from swath.process.owner import SECONDS_TO_LEAVE, leave_with_owner
 from swath.process.start import StartMethod, check_start_method
 from swath.process.supervise import EndedAtExit
+from swath.timeline.companions import companions
+from swath.timeline.recording import Recording
 from swath.weight_update.weights import apply_weights
 
 _SECONDS_FOR_HEALTH = 1.0
+_SECONDS_FOR_RECORDING = 2.0
 
 
 class ProcessInferenceServer(ServedElsewhere):
@@ -108,6 +112,7 @@ class ProcessInferenceServer(ServedElsewhere):
         self._num_calls = 0
         #: Knows nothing of this object, so that it can be garbage.
         self._helper: Helper | None = None
+        self._companion = _Companion(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -134,6 +139,7 @@ class ProcessInferenceServer(ServedElsewhere):
             if kind == "failed":
                 cause = unpack(content, -1, helper.who)
                 raise InferenceError(f"the inference server could not start: {told(cause)}") from cause
+            companions.add(self._companion)
         except BaseException:
             self.shutdown(0.5)
             raise
@@ -142,6 +148,7 @@ class ProcessInferenceServer(ServedElsewhere):
     def shutdown(self, timeout: float = 5.0) -> None:
         """Ask the process to end, then terminate it, then kill it, in ``timeout`` seconds; clients get an error."""
         if self._helper is not None:
+            self._companion.server_ends()
             self._helper.close(timeout, terminates=True)
 
     @property
@@ -202,6 +209,14 @@ class ProcessInferenceServer(ServedElsewhere):
         exit_code = None if self._helper is None else self._helper.process.exit_code()
         return {"process_alive": alive, "alive": alive, **health, "pid": self.pid, "exitcode": exit_code}
 
+    def ask_to_record(self, begin: bool) -> Sequence[Recording]:
+        """For traces of collectors: what the process did since it was asked to begin."""
+        if begin:
+            self._call("begin_recording", timeout_s=_SECONDS_FOR_RECORDING)
+            return []
+        found = self._call("end_recording", timeout_s=_SECONDS_FOR_RECORDING)
+        return [Recording.of_plain_data(data) for data in found]
+
     def _call(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         helper = self._helper
         if helper is None:
@@ -226,6 +241,34 @@ class ProcessInferenceServer(ServedElsewhere):
     def __repr__(self) -> str:
         state = "serving" if self.is_alive else "not started" if self._helper is None else "ended"
         return f"ProcessInferenceServer(pid={self.pid}, {state})"
+
+
+class _Companion:
+    """Of a server in another process: what it records is there, and gone with it."""
+
+    def __init__(self, server: ProcessInferenceServer) -> None:
+        self._server = weakref.ref(server)
+        self._traces = 0
+        #: Of a server that was shut down meanwhile.
+        self._kept: Sequence[Recording] = []
+
+    def begin_recording(self) -> None:
+        self._traces += 1
+        self._ask(True)
+
+    def end_recording(self) -> Sequence[Recording]:
+        self._traces -= 1
+        return self._ask(False) or self._kept
+
+    def server_ends(self) -> None:
+        if self._traces and not self._kept:
+            self._kept = self._ask(False)
+
+    def _ask(self, begin: bool) -> Sequence[Recording]:
+        if (server := self._server()) is not None:
+            with suppress(Exception):  # one that died is in no trace
+                return server.ask_to_record(begin)
+        return []
 
 
 # -- in the process ------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from swath.modules.inference_server.stats import ServerStats
 from swath.modules.inference_server.transport import InferenceTransport, Transport
 from swath.modules.inference_server.user_transport import UserTransport
 from swath.process.supervise import EndedAtExit
+from swath.timeline.companions import companions
 
 
 class InferenceServer(PolicyService):
@@ -195,6 +196,7 @@ class InferenceServer(PolicyService):
         self._source.open()
         if self._weights is not None:
             self._weights.connect(self)
+        companions.add(self._loop.companion)
         self._thread = threading.Thread(target=_run_quietly, args=(self._loop,), name="swath-inference", daemon=True)
         self._thread.start()
         # Nothing below holds the server itself: one that nobody can ask any more is ended.
@@ -212,6 +214,13 @@ class InferenceServer(PolicyService):
 
     def _stop(self, timeout_s: float = 5.0) -> None:
         _end(self._loop, self._thread, self._pid, timeout_s)
+
+    def begin_recording(self) -> None:
+        """For traces of collectors in the process of whoever owns this one's."""
+        self._loop.companion.begin_recording()
+
+    def end_recording(self) -> list[dict[str, Any]]:
+        return [recording.as_plain_data() for recording in self._loop.companion.end_recording()]
 
     @property
     def is_alive(self) -> bool:

@@ -17,7 +17,10 @@ from swath.weight_update.weights import choose_sources, flat_weights
 class PolicyService(NotCopied, ExplainsGuesses):
     """Base of the servers. Subclasses start and end, make clients, and take over weights (``_publish``)."""
 
-    _inner = ("transport_kind", "was_started", "weights_applied")
+    _inner = (
+        *("ask_to_record", "begin_recording", "end_recording"),
+        *("transport_kind", "was_started", "weights_applied"),
+    )
 
     def start(self) -> Self:
         raise NotImplementedError
