@@ -15,9 +15,9 @@ from tensordict import TensorDictBase
 
 from swath.collectors.budget import Budget, Progress
 from swath.collectors.runner import Runner
+from swath.data.replay_buffer import ReplayBuffer
 from swath.insight.facts import Way
 from swath.insight.reading import BufferReading, EpisodesReading, PlaceReading, Program, Reading
-from swath.timeline.recorder import Gauge
 from swath.workers.handle import WorkerHandle
 from swath.workers.layout import available_cores
 from swath.workers.status_page import Shares, env_share
@@ -68,8 +68,10 @@ class TellsWhereItStands:
     def get_policy_version(self) -> int:
         raise NotImplementedError
 
-    def gauges(self) -> dict[Gauge, float]:
-        raise NotImplementedError
+    @property
+    def _shared_bytes(self) -> int | None:
+        """Of memory that batches are in, if that is shared."""
+        return None
 
     def is_running(self) -> bool:
         raise NotImplementedError
@@ -100,8 +102,6 @@ class TellsWhereItStands:
         """
         now, progress = time.monotonic(), self._progress
         collecting_s, yours_s, held_back_s = progress.spent()
-        gauges = self.gauges()
-        shared = gauges.get(Gauge.SHARED_BYTES)
         return Reading(
             program=self._program,
             at_s=now,
@@ -117,7 +117,7 @@ class TellsWhereItStands:
             lags=progress.lags.counts(),
             episodes=self._episodes_reading(),
             buffer=_buffer_reading(self.replay_buffer),
-            shared_bytes=None if shared is None else int(shared),
+            shared_bytes=self._shared_bytes,
             failure=self._failure_text(),
             is_closed=self._closed,
         )
@@ -192,14 +192,11 @@ def _versions() -> dict[str, str]:
 
 
 def _buffer_reading(buffer: Any) -> BufferReading | None:
-    """Of a buffer of swath; others do not tell."""
-    if buffer is None or not hasattr(buffer, "stats") or hasattr(buffer, "remote"):
+    """Of a buffer of swath in this machine's memory: others would have to be asked."""
+    if not isinstance(buffer, ReplayBuffer):
         return None
     about = buffer.stats()
-    try:
-        return BufferReading(about["size"], about["capacity"], about["write_count"], about["num_sampled"])
-    except (KeyError, TypeError):
-        return None
+    return BufferReading(about["size"], about["capacity"], about["write_count"], about["num_sampled"])
 
 
 def place_of_runner(runner: Runner, frames: int, num_envs: int, age_s: float, now: float) -> PlaceReading:

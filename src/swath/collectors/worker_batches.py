@@ -59,7 +59,7 @@ class WorkerBatches(RemoteCollector):
         return {
             **super().gauges(),
             Gauge.POLICY_LAG: self._policy_version - min(applied),
-            Gauge.SHARED_BYTES: sum(pool.num_bytes for pool in self._pools),
+            Gauge.SHARED_BYTES: self._shared_bytes,
         }
 
     # -- where it stands -------------------------------------------------------------------------------------------
@@ -75,6 +75,10 @@ class WorkerBatches(RemoteCollector):
     @property
     def _layout_in_words(self) -> str:
         return str(self._assignment.layout)
+
+    @property
+    def _shared_bytes(self) -> int:
+        return sum(pool.num_bytes for pool in self._pools)
 
     def _places(self, now: float) -> Iterable[PlaceReading]:
         return [place_of_worker(handle, now) for handle in self._workers.handles]
