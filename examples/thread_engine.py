@@ -70,14 +70,12 @@ class ThreadNode:
             for promise in waiting:
                 promise.set_exception(NodeLost(why, self.number))
             self._work.submit(self._close)
-        if self.served.node is not None:
-            self.served.node.ask_to_stop()
+        self.served.ask_to_stop()
         self._work.shutdown(wait=False)
         self._weights.shutdown(wait=False)
 
     def _close(self) -> None:
-        if self.served.node is not None:
-            self.served.node.close()
+        self.served.close()
         self.closed.set()
 
 

@@ -68,6 +68,15 @@ class PicklingNode:
     def call(self, request: bytes) -> Any:
         return attempt(lambda: pickling.dumps(self._made.call(*cloudpickle.loads(request))))
 
+    def ask_to_stop(self) -> None:
+        """From any thread; so is ``close``. Neither does anything to a node that was not made."""
+        if self.node is not None:
+            self.node.ask_to_stop()
+
+    def close(self) -> None:
+        if self.node is not None:
+            self.node.close()
+
     @property
     def _made(self) -> Node:
         assert self.node is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.shared_memory import SharedMemWeightSyncScheme
 from swath.weight_update.strategy import apply_to_all
 from swath.weight_update.weights import has_weights
+
+#: Workers of a node that leaves have so long to take their last step.
+_SECONDS_TO_STOP = 2.0
 
 
 def make_host(plan: NodePlan, control: ThreadControl) -> SingleHost | MultiHost:
@@ -79,6 +83,9 @@ class SingleHost(CollectorHost):
     def collect(self, order: Order) -> tuple[TensorDictBase, int, int]:
         batch, random_left = self._collector.collect_part(order.steps, order.num_envs, order.random_frames)
         return batch, 0, random_left
+
+    def ask_to_stop(self) -> None:
+        self._control.ask_to_stop()
 
     def set_weights(self, weights: Any, version: int, model_id: str) -> None:
         models = self.get_models(model_id)
@@ -154,6 +161,10 @@ class MultiHost:
         if ids is not None:
             ids.add_(self._first_id)
         return batch, self._collector.first_env_of_batch, 0
+
+    def ask_to_stop(self) -> None:
+        """Its batch is its workers': it ends as they do. Nobody waits for them here."""
+        threading.Thread(target=self.close, args=(_SECONDS_TO_STOP,), name="swath-stop-workers", daemon=True).start()
 
     def new_fragments(self) -> list[int]:
         return []

@@ -28,7 +28,7 @@ from swath.timeline.clocks import this_machine
 from swath.timeline.recorder import Kind
 from swath.workers.status_page import env_share
 
-#: A node that is told to close gives its collector so long.
+#: A node that is told to close gives the step under way so long, and then its collector.
 _SECONDS_TO_CLOSE = 2.0
 
 
@@ -46,17 +46,16 @@ class Node:
         torch.set_num_threads(plan.num_threads)
         seed_process(plan.base_seed, plan.node, plan.incarnation)
         self._ids = plan.ids
-        self._control = ThreadControl()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "frames_per_batch=.* does not divide")  # the driver has said it
-            self._host = make_host(plan, self._control)
+            self._host = make_host(plan, ThreadControl())
         self._about = self._host.describe()
         #: Whether envs have taken a step that nobody asked for: a last order may be for some of them only.
         self._is_ahead = False
         self._writer: OwnWriter | None = None
         self._tally = EpisodeTally()
         self._busy = threading.Lock()
-        self._closed = False
+        self._leaves = False
         self._trace: Session | None = None
         self._idle_since = 0.0
 
@@ -67,8 +66,8 @@ class Node:
 
     def collect(self, order: Order) -> tuple[Report, Bytes | None]:
         with self._busy:
-            if self._closed:
-                raise CollectorClosed("this node was told to close")
+            if self._leaves:
+                raise CollectorClosed("this node was told to leave")
             host = self._host
             started = time.perf_counter()
             batch, first_env, random_left = self._collect(order)
@@ -190,11 +189,17 @@ class Node:
             self._writer.drop()
 
     def ask_to_stop(self) -> None:
-        """End the batch under way after the step that is being taken."""
-        self._control.ask_to_stop()
+        """For good: the batch under way ends after the step that is being taken, and no other begins. Returns at once."""
+        self._leaves = True
+        self._host.ask_to_stop()
 
     def close(self) -> None:
-        self._closed = True
-        self._control.ask_to_stop()
-        with suppress(Exception):
-            self._host.close(_SECONDS_TO_CLOSE)
+        """Ask to stop, and close the envs once they take no step; those that do not end theirs are left to the process."""
+        self.ask_to_stop()
+        came = self._busy.acquire(timeout=_SECONDS_TO_CLOSE)
+        try:
+            with suppress(Exception):
+                self._host.close(_SECONDS_TO_CLOSE)
+        finally:
+            if came:
+                self._busy.release()

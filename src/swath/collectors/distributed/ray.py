@@ -44,8 +44,7 @@ class _Actor(PicklingNode):
 
     def close(self) -> None:
         self._closing.set()
-        if self.node is not None:
-            self.node.close()
+        super().close()
 
 
 #: Where to look when an actor is gone.

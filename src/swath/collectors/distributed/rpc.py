@@ -155,11 +155,10 @@ def serve(ticket: Ticket) -> None:
             lost = error
             break
     _hush()
-    if _served.node is not None:
-        _served.node.ask_to_stop()
-        closing = threading.Thread(target=_served.node.close, daemon=True)
-        closing.start()
-        closing.join(5.0)
+    _served.ask_to_stop()
+    closing = threading.Thread(target=_served.close, daemon=True)
+    closing.start()
+    closing.join(5.0)
     if lost is not None:
         print(f"swath: node {ticket.node} has lost its driver: {lost}", file=sys.__stdout__, flush=True)
     with suppress(Exception):
