@@ -189,12 +189,12 @@ class Node:
             self._writer.drop()
 
     def ask_to_stop(self) -> None:
-        """For good: the batch under way ends after the step that is being taken, and no other begins. Returns at once."""
+        """For good: the batch under way ends after the step that is being taken, no other begins. Returns at once."""
         self._leaves = True
         self._host.ask_to_stop()
 
     def close(self) -> None:
-        """Ask to stop, and close the envs once they take no step; those that do not end theirs are left to the process."""
+        """Ask to stop, and close the envs: not within a step, unless that does not end."""
         self.ask_to_stop()
         came = self._busy.acquire(timeout=_SECONDS_TO_CLOSE)
         try:
