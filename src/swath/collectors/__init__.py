@@ -1,6 +1,6 @@
 """Collectors: policies run in envs, experience comes out in batches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swath.collectors.base import BaseCollector
 from swath.collectors.batched import AsyncBatchedCollector
@@ -20,6 +20,7 @@ from swath.collectors.profiling import ProfileConfig
 from swath.collectors.single import Collector
 from swath.collectors.tracing import Trace
 from swath.data.trajectories import split_trajectories
+from swath.lazily import imported_when_asked
 from swath.modules.random_policy import RandomPolicy
 from swath.weight_update.updaters import (
     MultiProcessedWeightUpdater,
@@ -61,11 +62,6 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # for whom every name would be one of ours
-
-    def __getattr__(name: str) -> Any:
-        # They are of ``swath.collectors.distributed``, which is imported by those who use it only.
-        if name in ("DistributedDataCollector", "DistributedSyncDataCollector", "RPCDataCollector"):
-            from swath.collectors import distributed
-
-            return getattr(distributed, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # They are of ``swath.collectors.distributed``, which is imported by those who use it only.
+    _DISTRIBUTED = ("DistributedDataCollector", "DistributedSyncDataCollector", "RPCDataCollector")
+    __getattr__ = imported_when_asked(__name__, dict.fromkeys(_DISTRIBUTED, "swath.collectors.distributed"))

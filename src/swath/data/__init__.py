@@ -1,6 +1,6 @@
 """Replay buffers."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swath.data.burn_in import BurnInTransform
 from swath.data.list_storage import ListStorage
@@ -26,6 +26,7 @@ from swath.data.writers import (
     TensorDictRoundRobinWriter,
     Writer,
 )
+from swath.lazily import imported_when_asked
 
 if TYPE_CHECKING:
     from swath.data.ray_buffer import RayReplayBuffer
@@ -60,10 +61,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # for whom every name would be one of ours
-
-    def __getattr__(name: str) -> Any:
-        if name == "RayReplayBuffer":
-            from swath.data.ray_buffer import RayReplayBuffer
-
-            return RayReplayBuffer
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = imported_when_asked(__name__, {"RayReplayBuffer": "swath.data.ray_buffer"})

@@ -1,12 +1,13 @@
 """Collectors whose rollouts run on nodes: Ray actors, torch.distributed ranks, torch RPC workers."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swath.collectors.distributed.launchers import DEFAULT_SLURM_CONF, submitit_delayed_launcher
 from swath.collectors.distributed.legacy import DistributedDataCollector, DistributedSyncDataCollector
 from swath.collectors.distributed.over_torch import DistributedCollector, DistributedSyncCollector
 from swath.collectors.distributed.ray import RayCollector
 from swath.collectors.distributed.ray_eval_worker import RayEvalWorker
+from swath.lazily import imported_when_asked
 from swath.weight_update.updaters import DistributedWeightUpdater, RPCWeightUpdater
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # for whom every name would be one of ours
-
-    def __getattr__(name: str) -> Any:
-        if name in ("RPCCollector", "RPCDataCollector"):  # torch RPC is imported by those who use it only
-            from swath.collectors.distributed import rpc
-
-            return getattr(rpc, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Torch RPC is imported by those who use it only.
+    _RPC = "swath.collectors.distributed.rpc"
+    __getattr__ = imported_when_asked(__name__, {"RPCCollector": _RPC, "RPCDataCollector": _RPC})
