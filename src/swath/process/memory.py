@@ -77,6 +77,14 @@ def map_descriptor(descriptor: int, num_bytes: int) -> torch.Tensor:
     return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
 
 
+def map_and_close(descriptor: int, num_bytes: int) -> torch.Tensor:
+    """The memory behind a descriptor that was received for it alone."""
+    try:
+        return map_descriptor(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
+
+
 def map_of_process(pid: int, descriptor: int, num_bytes: int) -> torch.Tensor:
     """The memory behind a descriptor of another process, of the same user."""
     return torch.from_file(f"/proc/{pid}/fd/{descriptor}", shared=True, size=num_bytes, dtype=torch.uint8)

@@ -5,7 +5,6 @@ Envs without a batch size of their own share a lane of the host, and so a policy
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from swath.envs.serial import side_by_side
 from swath.errors import add_note, told
 from swath.keys import Key
 from swath.process.channel import Channel, pack
-from swath.process.memory import map_descriptor
+from swath.process.memory import map_and_close
 from swath.remote.blocks import BlockLayout
 from swath.remote.host import CollectorHost, Lane
 from swath.remote.requests import (
@@ -206,9 +205,7 @@ class Worker:
 
     def _on_trace(self, num_bytes: int) -> None:
         """Record what is done, in memory of the owner's."""
-        descriptor = self._channel.receive_descriptor()
-        self._control.recorder = Recorder(map_descriptor(descriptor, num_bytes))
-        os.close(descriptor)
+        self._control.recorder = Recorder(map_and_close(self._channel.receive_descriptor(), num_bytes))
 
     def _on_untrace(self) -> None:
         self._control.recorder = None
@@ -232,9 +229,7 @@ class Worker:
         self._orders.append(CollectRequest(*order))
 
     def _on_map(self, number: int, layout: BlockLayout) -> None:
-        descriptor = self._channel.receive_descriptor()
-        self._blocks[number] = map_descriptor(descriptor, layout.num_bytes), layout
-        os.close(descriptor)
+        self._blocks[number] = map_and_close(self._channel.receive_descriptor(), layout.num_bytes), layout
 
     def _on_buffer(
         self, layout: FrameLayout, tracks: range, by_env: bool, scratch: BlockLayout, processing: bytes | None

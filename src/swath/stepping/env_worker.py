@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ import torch
 
 from swath.paths import Parts, follow
 from swath.process.channel import Channel, Packed, pack
-from swath.process.memory import map_descriptor
+from swath.process.memory import map_and_close
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore, ThreadSemaphore, Watch
 from swath.process.spent import Spent
 from swath.rollout.boundaries import Stepper
@@ -281,9 +280,7 @@ class EnvWorker:
 
     def _on_trace(self, num_bytes: int) -> None:
         """Record what is done, in memory of the owner's."""
-        descriptor = self._channel.receive_descriptor()
-        self._recorder = Recorder(map_descriptor(descriptor, num_bytes))
-        os.close(descriptor)
+        self._recorder = Recorder(map_and_close(self._channel.receive_descriptor(), num_bytes))
 
     def _on_untrace(self) -> None:
         self._recorder = None
@@ -295,9 +292,7 @@ class EnvWorker:
             getattr(self, f"_on_{kind}")(*arguments)
 
     def _on_shared_steps(self, plan: SharedStepsPlan, num_bytes: int) -> None:
-        descriptor = self._channel.receive_descriptor()
-        memory = map_descriptor(descriptor, num_bytes)
-        os.close(descriptor)
+        memory = map_and_close(self._channel.receive_descriptor(), num_bytes)
         self._host.set_shared_steps(memory, plan, Semaphore(memory[:SEMAPHORE_BYTES]))
 
     def _on_close(self) -> None:

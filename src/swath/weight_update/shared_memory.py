@@ -6,7 +6,6 @@ copied into a slot, and out of it into the worker's: an optimizer step that was 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from swath import platforms
 from swath.process.channel import Channel
-from swath.process.memory import SharedMemory, map_descriptor
+from swath.process.memory import SharedMemory, map_and_close
 from swath.rollout.placement import ALIGNMENT, aligned
 from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.strategy import WeightStrategy
@@ -101,9 +100,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     def _unpack(self, channel: Channel, message: tuple[Any, ...]) -> tuple[Any, int, int | None] | None:
         if message[0] == "layout":
             layout: WeightLayout = message[1]
-            descriptor = channel.receive_descriptor()
-            memory = map_descriptor(descriptor, 2 * layout.slot_bytes)
-            os.close(descriptor)
+            memory = map_and_close(channel.receive_descriptor(), 2 * layout.slot_bytes)
             self._slots = [layout.views(memory, slot) for slot in (0, 1)]
             return None
         _, sequence, version, slot = message

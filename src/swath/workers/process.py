@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 
 from swath.process.channel import Channel, pack
-from swath.process.memory import map_descriptor
+from swath.process.memory import map_and_close
 from swath.process.owner import leave_with_owner
 from swath.process.seeding import seed_process
 from swath.workers.spec import Incarnation
@@ -40,9 +40,7 @@ def main(
     leave_with_owner(lambda: [each.leave() for each in built], _SECONDS_TO_LEAVE)
     channel = Channel(connection)
     try:
-        descriptor = channel.receive_descriptor()
-        page = StatusPage(map_descriptor(descriptor, num_bytes), worker)
-        os.close(descriptor)
+        page = StatusPage(map_and_close(channel.receive_descriptor(), num_bytes), worker)
         try:
             spec = cloudpickle.loads(connection.recv_bytes())
             torch.set_num_threads(spec.num_threads)

@@ -17,7 +17,6 @@ slot (an exception, an answer of another shape) is left for the client to fetch.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from swath.modules.inference_server.reception import Address
 from swath.modules.inference_server.requests import Answer, Asked, Content, Request, keys_of, read_content, wait_looking
 from swath.modules.inference_server.stamp import KINDS
 from swath.process.channel import Channel, pack
-from swath.process.memory import SharedMemory, map_descriptor
+from swath.process.memory import SharedMemory, map_and_close
 from swath.process.semaphores import SEMAPHORE_BYTES, Semaphore
 from swath.weight_update.shared_memory import WeightLayout
 
@@ -198,10 +197,7 @@ class SlotConnection(RequestConnection):
             descriptor = self._channel.receive_descriptor()
         except (EOFError, OSError, RuntimeError) as error:
             raise self._gone() from error
-        try:
-            return map_descriptor(descriptor, num_bytes)
-        finally:
-            os.close(descriptor)
+        return map_and_close(descriptor, num_bytes)
 
     def ask(self, tensordict: TensorDictBase, *, waits: bool) -> None:
         layout, table, number = self._layout, self._table, self.number
