@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from swath.errors import InferenceError, ServerClosed, ServerDied, add_note, told
+from swath.errors import InferenceError, ServerDied, add_note, told
 from swath.modules.inference_server.config import InferenceServerConfig
 from swath.modules.inference_server.received_weights import ReceivedWeights
+from swath.modules.inference_server.replies import was_shut_down
 from swath.modules.inference_server.requests import Answer, Asked, select_keys
 from swath.modules.inference_server.served_policy import ServedPolicy
 from swath.modules.inference_server.stats import ServerStats
@@ -65,7 +66,7 @@ class ServingLoop:
         self.transport.ring()
 
     def run(self) -> None:
-        reason: InferenceError = ServerClosed("the inference server was shut down")
+        reason: InferenceError = was_shut_down()
         # OpenMP's number of threads is each thread's own: without this, a new thread uses every core, whatever the
         # program has set, and spins for milliseconds where others need the core.
         torch.set_num_threads(torch.get_num_threads())
@@ -108,7 +109,7 @@ class ServingLoop:
 
     def give_up(self) -> None:
         """Fail everything, be it from another thread while the policy computes."""
-        self._close(ServerClosed("the inference server was shut down"))
+        self._close(was_shut_down())
 
     def _close(self, reason: InferenceError) -> None:
         self.transport.close(reason, (*self._backlog, *self._under_way))

@@ -21,10 +21,11 @@ from swath.errors import InferenceError, NoFreeSlot, ServerClosed, ServerDied
 from swath.modules.inference_server.client import InferenceClient
 from swath.modules.inference_server.futures import InferenceFuture
 from swath.modules.inference_server.reception import Address, Reception
+from swath.modules.inference_server.replies import opened
 from swath.modules.inference_server.requests import Answer, Asked, Content, Request, merge, read_content, wait_looking
 from swath.modules.inference_server.transport import Transport
 from swath.modules.inference_server.waiter_threads import WaiterThreads
-from swath.process.channel import Channel, Packed, pack, unpack
+from swath.process.channel import Channel, pack
 
 #: Servers have room for so many clients, if nobody says otherwise.
 DEFAULT_CLIENTS = 256
@@ -89,14 +90,7 @@ class RequestConnection:
             raise self._gone() from error
 
     def take(self) -> Answer:
-        return self._answer_from(self._receive())
-
-    def _answer_from(self, message: tuple[Any, ...]) -> Answer:
-        kind, content = message
-        if kind == "failed":
-            assert isinstance(content, Packed)
-            raise unpack(content, -1, "the inference server")
-        return content
+        return opened(*self._receive())
 
     def _receive(self) -> tuple[Any, ...]:
         try:
@@ -241,9 +235,7 @@ class MPTransport(Transport):
 
     def serve_elsewhere(self, server: Any) -> None:
         """A server in another process listens at the address; here, clients are made."""
-        if self.state != "new":
-            raise RuntimeError("this transport has been used by a server; make a new one for each server")
-        self.state = "open"
+        super().open()
         self.server = weakref.ref(server)
         self._is_elsewhere = True
 

@@ -20,8 +20,9 @@ from swath.modules.inference_server.choosing import choose_transport
 from swath.modules.inference_server.client import InferenceClient
 from swath.modules.inference_server.config import ServerSettings, check_settings
 from swath.modules.inference_server.pipes import MPTransport
+from swath.modules.inference_server.replies import not_started, opened, was_shut_down
 from swath.modules.inference_server.server import InferenceServer
-from swath.modules.inference_server.service import ServedElsewhere, as_tensors, not_started
+from swath.modules.inference_server.service import ServedElsewhere, as_tensors
 from swath.modules.inference_server.transport import InferenceTransport
 from swath.process import pickling
 from swath.process.channel import Channel, pack, unpack
@@ -59,7 +60,6 @@ class ProcessInferenceServer(ServedElsewhere):
 
     _place = "process"
     _owns = "a process that answers"
-    _instead_of_a_copy = "make another one with the same arguments, or give others a client(), which can be sent"
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class ProcessInferenceServer(ServedElsewhere):
             raise ServerClosed("the inference server belongs to the process that this was forked from; ask a client()")
         with helper.lock:
             if helper.process.is_closed:
-                raise ServerClosed("the inference server was shut down")
+                raise was_shut_down()
             self._num_calls += 1
             helper.send(pickling.dumps(("call", self._num_calls, name, args, kwargs)))
             while True:
@@ -234,9 +234,7 @@ class ProcessInferenceServer(ServedElsewhere):
                 kind, number, content = helper.receive()
                 if number == self._num_calls:  # else the answer to a call that nobody waited for
                     break
-        if kind == "failed":
-            raise unpack(content, -1, helper.who)
-        return content
+        return opened(kind, content, helper.who)
 
     def __repr__(self) -> str:
         state = "serving" if self.is_alive else "not started" if self._helper is None else "ended"

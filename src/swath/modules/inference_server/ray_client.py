@@ -12,9 +12,9 @@ from swath.errors import ServerDied
 from swath.integrations.ray import import_ray
 from swath.keys import Key
 from swath.modules.inference_server.client import InferenceClient
+from swath.modules.inference_server.replies import opened
 from swath.modules.inference_server.requests import read_content
 from swath.modules.inference_server.stamp import stamped
-from swath.process.channel import unpack
 
 
 class RayClient(InferenceClient):
@@ -33,7 +33,7 @@ class RayClient(InferenceClient):
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         reference = self._ask(td)
-        return td.copy().update(_answer_from(lambda: import_ray().get(reference)))
+        return td.copy().update(opened(*reply_from(lambda: import_ray().get(reference))))
 
     def submit(self, td: TensorDictBase) -> Future[TensorDictBase]:
         asked = td.copy()
@@ -42,7 +42,7 @@ class RayClient(InferenceClient):
 
         def settle(answered: Future[Any]) -> None:
             try:
-                future.set_result(asked.update(_answer_from(answered.result)))
+                future.set_result(asked.update(opened(*reply_from(answered.result))))
             except Exception as error:
                 future.set_exception(error)
 
@@ -58,13 +58,6 @@ class RayClient(InferenceClient):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._actor, self._in_keys)
-
-
-def _answer_from(get: Callable[[], tuple[str, Any]]) -> TensorDictBase:
-    kind, content = reply_from(get)
-    if kind == "failed":
-        raise unpack(content, -1, "the inference server")
-    return content
 
 
 def reply_from(get: Callable[[], Any]) -> Any:

@@ -9,16 +9,16 @@ from typing import Any, Unpack
 
 from tensordict import TensorDictBase
 
-from swath.errors import ServerClosed
 from swath.integrations.ray import import_ray, start_ray
 from swath.modules.inference_server.config import ServerSettings, check_settings
 from swath.modules.inference_server.ray_client import RayClient, reply_from
+from swath.modules.inference_server.replies import not_started, opened, was_shut_down
 from swath.modules.inference_server.requests import asking_as
 from swath.modules.inference_server.server import InferenceServer
-from swath.modules.inference_server.service import ServedElsewhere, as_tensors, not_started
+from swath.modules.inference_server.service import ServedElsewhere, as_tensors
 from swath.modules.inference_server.stamp import take_stamp
 from swath.process import pickling
-from swath.process.channel import pack, unpack
+from swath.process.channel import pack
 from swath.weight_update.weights import apply_weights
 
 #: So many requests can be under way at a time: each has a thread of the actor, which sleeps.
@@ -39,7 +39,6 @@ class RayInferenceServer(ServedElsewhere):
 
     _place = "actor"
     _owns = "an actor that answers"
-    _instead_of_a_copy = "make another one with the same arguments, or give others a client(), which can be sent"
 
     def __init__(
         self,
@@ -140,11 +139,8 @@ class RayInferenceServer(ServedElsewhere):
         if self._actor is None:
             raise not_started()
         if self._is_closed:
-            raise ServerClosed("the inference server was shut down")
-        done, content = reply_from(lambda: self._ray.get(self._actor.call.remote(name, args, kwargs)))
-        if not done:
-            raise unpack(content, -1, "the inference server")
-        return content
+            raise was_shut_down()
+        return opened(*reply_from(lambda: self._ray.get(self._actor.call.remote(name, args, kwargs))))
 
 
 # -- in the actor --------------------------------------------------------------------------------------------------
@@ -167,12 +163,12 @@ class _ServingActor:
         except Exception as error:
             return "failed", pack(error)
 
-    def call(self, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    def call(self, name: str, args: Any, kwargs: Any) -> tuple[str, Any]:
         try:
             found = getattr(self._server, name)
-            return True, found(*args, **kwargs) if callable(found) else found
+            return "answer", found(*args, **kwargs) if callable(found) else found
         except Exception as error:
-            return False, pack(error)
+            return "failed", pack(error)
 
     def shutdown(self, timeout: float) -> None:
         self._server.shutdown(timeout)

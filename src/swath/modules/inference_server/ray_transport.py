@@ -10,9 +10,9 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from swath.errors import ServerClosed
 from swath.integrations.ray import import_ray
 from swath.modules.inference_server.ray_client import RayClient
+from swath.modules.inference_server.replies import was_shut_down
 from swath.modules.inference_server.transport import InferenceTransport
 from swath.process.channel import Packed, pack
 
@@ -61,7 +61,7 @@ class RayTransport(InferenceTransport):
 
     def server_ended(self) -> None:
         """Whoever asks from now on is told so."""
-        self._ray.get(self._broker.close.remote(pack(ServerClosed("the inference server was shut down"))))
+        self._ray.get(self._broker.close.remote(pack(was_shut_down())))
 
 
 class _Broker:

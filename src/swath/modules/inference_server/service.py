@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 
 from swath.copying import NotCopied
-from swath.errors import ServerClosed
 from swath.hints import ExplainsGuesses
 from swath.modules.inference_server.client import InferenceClient
 from swath.weight_update.weights import choose_sources, flat_weights
@@ -89,6 +88,7 @@ class ServedElsewhere(PolicyService):
 
     #: Where the policy is, in errors.
     _place: str
+    _instead_of_a_copy = "make another one with the same arguments, or give others a client(), which can be sent"
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """What the server there answers."""
@@ -117,7 +117,3 @@ class ServedElsewhere(PolicyService):
 def as_tensors(source: Any) -> dict[str, torch.Tensor]:
     """Weights on their way."""
     return {name: t.detach().cpu() for name, t in flat_weights(source).items() if isinstance(t, torch.Tensor)}
-
-
-def not_started() -> ServerClosed:
-    return ServerClosed("the inference server was not started: call server.start(), or use it in a with block")

@@ -32,6 +32,7 @@ from swath.errors import InferenceError, ServerClosed, ServerDied
 from swath.keys import Key
 from swath.modules.inference_server.pipes import DEFAULT_CLIENTS, MPTransport, ProcessClient, RequestConnection
 from swath.modules.inference_server.reception import Address
+from swath.modules.inference_server.replies import opened, was_shut_down
 from swath.modules.inference_server.requests import Answer, Asked, Content, Request, keys_of, read_content, wait_looking
 from swath.modules.inference_server.stamp import KINDS
 from swath.process.channel import Channel, pack
@@ -244,13 +245,13 @@ class SlotConnection(RequestConnection):
             kind, content, *layout = self._receive()
             if layout:
                 self._move_into(layout[0])
-            return self._answer_from((kind, content))
+            return opened(kind, content)
         if self._table.states[self.number] == ANSWERED:
             assert self._layout is not None
             return self._layout.out_keys, [view.clone() for view in self._outputs]
         with contextlib.suppress(OSError):
             self._channel.send("fetch")
-        return self._answer_from(self._receive())
+        return opened(*self._receive())
 
     def _move_into(self, layout: SlotLayout) -> None:
         memory = self._receive_memory(layout.tensors.slot_bytes)
@@ -260,7 +261,7 @@ class SlotConnection(RequestConnection):
 
     def _gone(self) -> InferenceError:
         if hasattr(self, "_table") and self._table.server_state[0] == SHUT_DOWN:
-            return ServerClosed("the inference server was shut down")
+            return was_shut_down()
         return ServerDied("the inference server is gone: its process was killed, or its thread has ended")
 
 

@@ -18,6 +18,7 @@ from swath.errors import InferenceError, ServerClosed
 from swath.keys import Key, as_key
 from swath.modules.inference_server.client import InferenceClient
 from swath.modules.inference_server.futures import InferenceFuture, SubmittedRequest
+from swath.modules.inference_server.replies import not_started, was_shut_down
 from swath.modules.inference_server.requests import Asked, Request, read_content
 
 State = Literal["new", "open", "closed"]
@@ -143,7 +144,7 @@ class Transport(NotCopied, InferenceTransport):
         if self.state == "closed":
             raise self.closed_error()
         if self.state == "new":
-            raise ServerClosed("the inference server was not started: call server.start(), or use it in a with block")
+            raise not_started()
 
     def _look_at_server(self) -> None:
         """As ``look``; but what is submitted may wait for its server."""
@@ -151,7 +152,7 @@ class Transport(NotCopied, InferenceTransport):
             raise self.closed_error()
 
     def closed_error(self) -> InferenceError:
-        reason = self.reason or ServerClosed("the inference server was shut down")
+        reason = self.reason or was_shut_down()
         return type(reason)(*reason.args)
 
     # -- for who serves without a server ---------------------------------------------------------------------------
