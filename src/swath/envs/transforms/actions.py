@@ -11,7 +11,7 @@ from torch.nn import functional
 from swath.envs.transforms.base import Keys, Transform, key_list
 from swath.envs.transforms.own_tensors import Tensors, TensorTransform
 from swath.envs.transforms.rows import NOTHING, Rows, Stage
-from swath.envs.transforms.specs import Specs, bounds_of
+from swath.envs.transforms.specs import Specs, bounds_of, bounds_through
 from swath.keys import as_key, show
 from swath.specs import Bounded, Categorical, NestedKey, OneHot, Spec, Unbounded
 
@@ -113,8 +113,8 @@ class ActionScaling(TensorTransform):
         self.require_fit(self.denormalize(spec.zero()), spec.zero())
         if not is_bounded:
             return Unbounded(spec.shape, spec.dtype, spec.device)
-        ends = [self.normalize(bound) for bound in bounds_of(spec)]  # type: ignore[arg-type]
-        low, high = torch.minimum(*ends).numpy(), torch.maximum(*ends).numpy()
+        assert isinstance(spec, Bounded)
+        low, high = bounds_through(self.normalize, spec)
         return Bounded(low, high, spec.shape, spec.dtype, spec.device)
 
     def _part(self, tensors: Tensors, read: torch.Tensor, write: torch.Tensor, is_inverse: bool) -> Callable[[], Any]:

@@ -6,7 +6,7 @@ the same, so that a step only runs functions whose arguments were found once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -109,6 +109,16 @@ class Transform(Stateful):
         """Whether it may end one that the env would go on with."""
         return False
 
+    @property
+    def _pairs(self) -> Iterator[tuple[NestedKey, NestedKey]]:
+        """What is read, and what is written of it."""
+        return zip(self.in_keys, self.out_keys, strict=True)
+
+    @property
+    def _inverse_pairs(self) -> Iterator[tuple[NestedKey, NestedKey]]:
+        """What the env is given, and what who acts writes."""
+        return zip(self.in_keys_inv, self.out_keys_inv, strict=True)
+
     # -- to be written by a subclass -------------------------------------------------------------------------------
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -122,11 +132,11 @@ class Transform(Stateful):
     def transform_specs(self, specs: Specs) -> None:
         """Change the specs as the data will be changed; of actions, as who acts will see them."""
         self._require_something_to_do()
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             spec = specs.find(as_key(in_key), self)
             kind = specs.kind_of(as_key(in_key)) or "observation"
             specs.put(as_key(out_key), self._made_spec(spec), kind)
-        for in_key, out_key in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+        for in_key, out_key in self._inverse_pairs:
             spec = self._made_action_spec(specs.find_action(as_key(in_key), self))
             if as_key(in_key) != as_key(out_key):
                 del specs.action[in_key]
@@ -152,14 +162,12 @@ class Transform(Stateful):
 
     def bind(self, rows: Rows) -> Stage:
         """This transform on rows; by default what ``_apply_transform`` says, in each step."""
-        pairs = zip(self.in_keys, self.out_keys, strict=True)
-        functions = [self._bound(rows, read, write, self._apply_transform) for read, write in pairs]
+        functions = [self._bound(rows, read, write, self._apply_transform) for read, write in self._pairs]
         return Stateless(*functions) if functions else NOTHING
 
     def bind_inverse(self, rows: Rows) -> Callable[[], Any] | None:
         """On the way to the env, as ``bind``: what is in ``rows`` are the actions. None where nothing is to be done."""
-        pairs = zip(self.in_keys_inv, self.out_keys_inv, strict=True)
-        functions = [self._bound(rows, read, write, self._inv_apply_transform) for write, read in pairs]
+        functions = [self._bound(rows, read, write, self._inv_apply_transform) for write, read in self._inverse_pairs]
         return None if not functions else functions[0] if len(functions) == 1 else Stateless(*functions).run
 
     def _bound(self, rows: Rows, read_key: NestedKey, write_key: NestedKey, apply: Apply) -> Callable[[], Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swath.envs.transforms.arguments import require_one_episode
 from swath.envs.transforms.base import Transform
 from swath.envs.transforms.rows import Rows, Stage
 from swath.envs.transforms.specs import Specs
@@ -143,8 +144,7 @@ class RewardSum(Transform):
         *,
         reward_spec: bool = False,
     ) -> None:
-        if reset_keys not in (None, ["_reset"]):
-            raise ValueError(f"RewardSum: reset_keys={reset_keys}: an env has one episode per row")
+        require_one_episode("RewardSum", "reset_keys", reset_keys, None, ["_reset"])
         if reward_spec:
             raise ValueError("RewardSum: reward_spec=True is not supported: sums are observations")
         super().__init__(in_keys, [] if out_keys is None and in_keys is None else out_keys)
@@ -160,13 +160,13 @@ class RewardSum(Transform):
             self.out_keys = [_sum_key(key) for key in self.in_keys]
         if len(self.in_keys) != len(self.out_keys):
             raise ValueError(f"RewardSum: in_keys {self.in_keys} and out_keys {self.out_keys} differ in length")
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             spec = specs.find(as_key(in_key), self)
             specs.put(as_key(out_key), Unbounded(spec.shape, spec.dtype, spec.device), "observation")
 
     def bind(self, rows: Rows) -> Stage:
         pairs = []
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             read = rows[in_key]
             pairs.append((rows.new(out_key, read.tensor.shape[1:], read.tensor.dtype).array, read.array))
         if len(pairs) == 1 and pairs[0][0].size == 1 and pairs[0][0].dtype in (np.float32, np.float64):

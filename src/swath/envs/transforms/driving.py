@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from swath.envs.transforms.arguments import require_one_episode, require_positive
 from swath.envs.transforms.base import Transform
 from swath.envs.transforms.rows import Driver, Rows, Stage
 from swath.envs.transforms.specs import Specs
@@ -38,8 +39,7 @@ class NoopResetEnv(Transform):
     _shown = ("noops", "random")
 
     def __init__(self, noops: int = 30, random: bool = True) -> None:
-        if not isinstance(noops, int) or noops < (1 if random else 0):
-            raise ValueError(f"NoopResetEnv: noops must be a positive integer, got {noops!r}")
+        require_positive("NoopResetEnv", "noops", noops, least=1 if random else 0)
         super().__init__()
         self.noops = noops
         self.random = random
@@ -233,8 +233,7 @@ class EndOfLifeTransform(Transform):
         done_key: NestedKey = "done",
         eol_attribute: str = "unwrapped.ale.lives",
     ) -> None:
-        if done_key != "done":
-            raise ValueError(f"EndOfLifeTransform: done_key={done_key!r}: an env has one episode per row")
+        require_one_episode("EndOfLifeTransform", "done_key", done_key, "done")
         super().__init__()
         self.eol_key = eol_key
         self.lives_key = lives_key
@@ -321,8 +320,7 @@ class FrameSkipTransform(Transform):
 
     @frame_skip.setter
     def frame_skip(self, frame_skip: int) -> None:
-        if not isinstance(frame_skip, int) or frame_skip < 1:
-            raise ValueError(f"FrameSkipTransform: frame_skip must be a positive integer, got {frame_skip!r}")
+        require_positive("FrameSkipTransform", "frame_skip", frame_skip)
         self._change("_frame_skip", frame_skip)
 
     def transform_specs(self, specs: Specs) -> None:

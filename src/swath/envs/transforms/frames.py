@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swath.envs.transforms.arguments import require_one_episode, require_positive
 from swath.envs.transforms.base import Transform
 from swath.envs.transforms.rows import Rows, Slot, Stage
 from swath.envs.transforms.specs import Specs
@@ -25,8 +26,7 @@ class History(Transform):
         super().__init__(in_keys, out_keys)
         if not self.in_keys:
             raise ValueError(f"{type(self).__name__}: in_keys names nothing")
-        if reset_key not in (None, "_reset"):
-            raise ValueError(f"{type(self).__name__}: reset_key={reset_key!r}: an env has one episode per row")
+        require_one_episode(type(self).__name__, "reset_key", reset_key, None, "_reset")
         self.owners: list[Any] = []
 
     def _history_spec(self, specs: Specs, in_key: NestedKey) -> tuple[Any, int]:
@@ -36,6 +36,12 @@ class History(Transform):
         if specs.kind_of(key) == "reward":
             raise ValueError(f"{type(self).__name__}: {show(key)} is a reward, which a reset does not give")
         return spec, len(spec.shape) - len(specs.batch_size)
+
+    def bind(self, rows: Rows) -> Stage:
+        return _EachKey([self._bind_key(rows, in_key, out_key) for in_key, out_key in self._pairs])
+
+    def _bind_key(self, rows: Rows, in_key: NestedKey, out_key: NestedKey) -> Any:
+        raise NotImplementedError
 
 
 def lend(owners: Sequence[Any], name: str, memory: torch.Tensor, env_dim: int, row: torch.Tensor) -> list[Any]:
@@ -86,8 +92,7 @@ class CatFrames(History):
         mask_key: NestedKey | None = None,
     ) -> None:
         super().__init__(["pixels"] if in_keys is None else in_keys, out_keys, reset_key)
-        if not isinstance(N, int) or N < 1:
-            raise ValueError(f"CatFrames: N must be a positive integer, got {N!r}")
+        require_positive("CatFrames", "N", N)
         if dim >= 0:
             raise ValueError(f"CatFrames: dim must be negative, counted from the last dimension, got {dim}")
         if padding not in ("same", "constant"):
@@ -95,24 +100,20 @@ class CatFrames(History):
         for name, given in (("as_inverse", as_inverse), ("future", future), ("mask_key", mask_key)):
             if given:
                 raise ValueError(f"CatFrames: {name} is for data that was stored, which an env's is not")
-        if done_key not in (None, "done"):
-            raise ValueError(f"CatFrames: done_key={done_key!r}: an env has one episode per row")
+        require_one_episode("CatFrames", "done_key", done_key, None, "done")
         self.N = N
         self.dim = dim
         self.padding = padding
         self.padding_value = padding_value
 
     def transform_specs(self, specs: Specs) -> None:
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             spec, own_dims = self._history_spec(specs, in_key)
             if -self.dim > own_dims:
                 raise ValueError(f"CatFrames: {show(as_key(in_key))} has {own_dims} dimensions, dim is {self.dim}")
             shape = list(spec.shape)
             shape[self.dim] *= self.N
             specs.put(as_key(out_key), Unbounded(shape, spec.dtype, spec.device), "observation")
-
-    def bind(self, rows: Rows) -> Stage:
-        return _EachKey([self._bind_key(rows, i, o) for i, o in zip(self.in_keys, self.out_keys, strict=True)])
 
     def _bind_key(self, rows: Rows, in_key: NestedKey, out_key: NestedKey) -> _Frames:
         read = rows[in_key]
@@ -213,17 +214,13 @@ class TimeMaxPool(History):
         reset_key: NestedKey | None = None,
     ) -> None:
         super().__init__(["observation"] if in_keys is None else in_keys, out_keys, reset_key)
-        if not isinstance(T, int) or T < 1:
-            raise ValueError(f"TimeMaxPool: T must be a positive integer, got {T!r}")
+        require_positive("TimeMaxPool", "T", T)
         self.buffer_size = T
 
     def transform_specs(self, specs: Specs) -> None:
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             spec, _ = self._history_spec(specs, in_key)
             specs.put(as_key(out_key), Unbounded(spec.shape, spec.dtype, spec.device), "observation")
-
-    def bind(self, rows: Rows) -> Stage:
-        return _EachKey([self._bind_key(rows, i, o) for i, o in zip(self.in_keys, self.out_keys, strict=True)])
 
     def _bind_key(self, rows: Rows, in_key: NestedKey, out_key: NestedKey) -> _Maximum:
         read = rows[in_key]

@@ -150,10 +150,10 @@ class RenameTransform(Transform):
             specs.put(out_key, spec, "action")
 
     def bind(self, rows: Rows) -> Stage:
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             rows.slots[as_key(out_key)] = rows[in_key] if self.create_copy else rows.drop(in_key)
         return NOTHING
 
     def bind_inverse(self, rows: Rows) -> None:
-        for in_key, out_key in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+        for in_key, out_key in self._inverse_pairs:
             rows.slots[as_key(in_key)] = rows.drop(out_key)

@@ -105,7 +105,7 @@ class Normalizing(Transform):
         """An ``ObservationNorm`` with what it normalises by now; a ``Compose`` of such, for several keys."""
         loc, scale = self._loc_and_scale()
         norms = []
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             own = loc.get(in_key).clone(), scale.get(in_key).clone()
             norms.append(ObservationNorm(*own, [in_key], [out_key], standard_normal=True, eps=self._eps_of_copies))
         return norms[0] if len(norms) == 1 else Compose(*norms)
@@ -187,7 +187,7 @@ class Normalizing(Transform):
     def transform_specs(self, specs: Specs) -> None:
         self._refuse_lost_sharing()
         self._in_resets = []
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             key = as_key(in_key)
             spec = specs.find(key, self)
             own_shape = spec.shape[len(specs.batch_size) :]
@@ -351,7 +351,7 @@ class Normalizing(Transform):
         """A copy with the values before normalising under ``in_keys``."""
         loc, scale = self._loc_and_scale()
         tensordict = tensordict.copy()
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             value = tensordict.get(out_key, None)
             if value is not None:
                 tensordict.set(in_key, value * scale.get(in_key) + loc.get(in_key))

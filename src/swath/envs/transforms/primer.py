@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from swath.envs.foreign_specs import as_own_spec
+from swath.envs.transforms.arguments import require_one_episode
 from swath.envs.transforms.base import Transform
 from swath.envs.transforms.rows import Rows, Slot, Stage
 from swath.envs.transforms.specs import Specs
@@ -55,8 +56,7 @@ class TensorDictPrimer(Transform):
         device = kwargs.pop("device", None)
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"TensorDictPrimer: device={device}: rows are in main memory; give the env a device")
-        if reset_key not in (None, "_reset"):
-            raise ValueError(f"TensorDictPrimer: reset_key={reset_key!r}: an env has one episode per row")
+        require_one_episode("TensorDictPrimer", "reset_key", reset_key, None, "_reset")
         if call_before_env_reset:
             raise ValueError(
                 "TensorDictPrimer: call_before_env_reset=True: no env of swath reads a TensorDict when it is reset; "

@@ -14,7 +14,7 @@ import torch
 from swath.envs.transforms.base import Apply, Keys
 from swath.envs.transforms.own_tensors import OfRewards, Tensors, TensorTransform
 from swath.envs.transforms.rows import Rows
-from swath.envs.transforms.specs import bounds_of
+from swath.envs.transforms.specs import bounds_through
 from swath.specs import Bounded, NestedKey, Spec, Unbounded
 
 
@@ -38,8 +38,7 @@ class _Affine(TensorTransform):
         self._require_same_shape(spec)
         made = self._apply_transform(spec.zero())
         if isinstance(spec, Bounded):
-            ends = [self._apply_transform(bound) for bound in bounds_of(spec)]
-            low, high = torch.minimum(*ends).numpy(), torch.maximum(*ends).numpy()
+            low, high = bounds_through(self._apply_transform, spec)
             return Bounded(low, high, made.shape, made.dtype, spec.device)
         return Unbounded(made.shape, made.dtype, spec.device)
 

@@ -41,13 +41,13 @@ class _Reshape(Transform):
         super().transform_specs(specs)
 
     def bind(self, rows: Rows) -> Stage:
-        for in_key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+        for in_key, out_key in self._pairs:
             tensor = rows[in_key].tensor
             rows.put(out_key, tensor.view(len(tensor), *self._reshaped(tuple(tensor.shape[1:]))))
         return NOTHING
 
     def bind_inverse(self, rows: Rows) -> None:
-        for in_key, out_key in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+        for in_key, out_key in self._inverse_pairs:
             tensor = rows[out_key].tensor
             rows.put(in_key, tensor.view(len(tensor), *self._action_shapes[as_key(in_key)]))
 

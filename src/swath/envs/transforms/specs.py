@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,3 +87,9 @@ def bounds_of(spec: Bounded) -> tuple[torch.Tensor, torch.Tensor]:
     """Both bounds as tensors of the spec's shape and dtype."""
     low, high = (torch.from_numpy(np.array(bound)).to(spec.dtype) for bound in (spec.low, spec.high))
     return low.expand(spec.shape), high.expand(spec.shape)
+
+
+def bounds_through(function: Callable[[torch.Tensor], torch.Tensor], spec: Bounded) -> tuple[np.ndarray, np.ndarray]:
+    """Between what a function that rises, or falls, makes of them."""
+    ends = [function(bound) for bound in bounds_of(spec)]
+    return torch.minimum(*ends).numpy(), torch.maximum(*ends).numpy()

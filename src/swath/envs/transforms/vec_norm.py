@@ -89,7 +89,7 @@ class VecNorm(Normalizing):
         self._is_bound = True
         source = self.source
         entries: dict[Key, Any] = {}
-        for number, (in_key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
+        for number, (in_key, out_key) in enumerate(self._pairs):
             read = rows[in_key]
             shape = read.tensor.shape[1:]
             own = shape if self.shapes is None else torch.Size(self.shapes[number])

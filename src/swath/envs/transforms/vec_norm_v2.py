@@ -85,7 +85,7 @@ class VecNormV2(Normalizing):
         self._is_bound = True
         entries: dict[Key, Any] = {}
         is_by_env = bool(rows.batch_size) and not self.reduce_batch_dims
-        for number, (in_key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
+        for number, (in_key, out_key) in enumerate(self._pairs):
             read = rows[in_key]
             write = rows.new(out_key, read.tensor.shape[1:], read.tensor.dtype)
             if self._shared is not None:
