@@ -30,6 +30,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+def no_buffer(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} does not hold a buffer: {why}")
+
+
 def read_text(path: Path) -> str:
     with open(open_regular(path), encoding="utf-8") as file:
         size = os.fstat(file.fileno()).st_size

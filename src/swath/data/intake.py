@@ -189,5 +189,5 @@ class Intake:
         if not storage.is_laid_out:
             return first
         window = storage.tracks.window()
-        ids = storage.column(TRAJ_IDS, window.slots(np.arange(window.total)))
+        ids = storage.column(TRAJ_IDS, window.all_slots())
         return max(first, int(ids.max()) + 1) if len(ids) else first

@@ -42,7 +42,7 @@ class ListStorage(Storage):
 
     def change_tracks(self, num_tracks: int, shared: bool = False) -> None:
         window = self.tracks.window()
-        kept = [self.items[slot] for slot in window.slots(np.arange(window.total))]
+        kept = [self.items[slot] for slot in window.all_slots()]
         self.lay_out(None, num_tracks)
         each = -(-len(kept) // num_tracks)
         for track in range(num_tracks):

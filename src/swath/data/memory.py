@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from swath.copying import NotCopied
-from swath.data.folder import numbered, open_regular, read_text, write_text
+from swath.data.folder import no_buffer, numbered, open_regular, read_text, write_text
 from swath.data.tracks import NUM_COUNTERS, Tracks
 from swath.disk import disk_full, is_full, reserve, show_bytes
 from swath.errors import OutOfSharedMemory
@@ -298,16 +298,14 @@ class FrameMemory(NotCopied):
                 raise ValueError(f"there is no {content['file']!r} in it")
             descriptor = open_regular(path, os.O_RDWR)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{folder} does not hold a buffer: {error}") from error
+            raise no_buffer(folder, str(error)) from error
         found = os.fstat(descriptor).st_size
         if found != layout.num_bytes:
             os.close(descriptor)
-            raise ValueError(
-                f"{folder} does not hold a buffer: {path.name} has {found:,} bytes and should have {layout.num_bytes:,}"
-            )
+            raise no_buffer(folder, f"{path.name} has {found:,} bytes and should have {layout.num_bytes:,}")
         made = cls._of_file(layout, descriptor, path)
         if not made.tracks.are_possible:
-            raise ValueError(f"{folder} does not hold a buffer: {path.name} counts frames that cannot be there")
+            raise no_buffer(folder, f"{path.name} counts frames that cannot be there")
         made.mend()
         return made
 

@@ -170,7 +170,7 @@ class PrioritizedSampler(NotCopied, Sampler):
             "max_priority": self._max_priority,
             "alpha": self.alpha,
             "beta": self.beta,
-            "priorities": tree.leaves[window.slots(np.arange(window.total))],
+            "priorities": tree.leaves[window.all_slots()],
         }
 
     def load_state_dict(self, state: dict[str, Any], window: Window) -> None:
@@ -182,4 +182,4 @@ class PrioritizedSampler(NotCopied, Sampler):
         self._max_priority, self.alpha, self.beta = highest, alpha, beta
         self.empty()
         if len(priorities) == window.total and window.total:
-            self._sync(window).set(window.slots(np.arange(window.total)), priorities)
+            self._sync(window).set(window.all_slots(), priorities)

@@ -118,32 +118,23 @@ class Pass:
         self._of = self._identity(total, window)
 
 
-class SamplerWithoutReplacement(Sampler):
-    """Every frame once before any comes again; anew when the buffer has grown.
-
-    Args:
-        drop_last: leave out a last batch that is not full.
-        shuffle: False for the order in which frames lie in the buffer.
-    """
+class InPasses(Sampler):
+    """What samplers have of which each sample is a part of a pass over all that there is."""
 
     in_passes = True
-    # A sample that is partly overwritten is of a pass that is over, so it is drawn again as a whole.
-    is_rowwise = False
 
-    @explains_unknown
-    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+    def _begin_passes(self, drop_last: bool, shuffle: bool) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
         self._pass = Pass(drop_last, shuffle)
 
-    def sample(
-        self, storage: Any, window: Window, batch_size: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, dict[Any, Any]]:
-        if self.drop_last and window.total < batch_size:
-            raise ValueError(f"drop_last: a batch of {batch_size} from {window.total} frames is never full")
-        chosen = self._pass.take(batch_size, window.total, window, rng)
-        self.ran_out = self._pass.is_over(batch_size)
-        return window.slots(chosen), {}
+    def _take(self, count: int, total: int, window: Window, rng: np.random.Generator, shown: str) -> np.ndarray:
+        """Numbers of the pass; ``shown`` is what so many of so many are."""
+        if self.drop_last and total < count:
+            raise ValueError(f"drop_last: a batch of {shown} is never full")
+        chosen = self._pass.take(count, total, window, rng)
+        self.ran_out = self._pass.is_over(count)
+        return chosen
 
     def mark(self) -> Any:
         return self._pass.mark()
@@ -152,7 +143,30 @@ class SamplerWithoutReplacement(Sampler):
         self._pass.go_back(mark)
 
     def empty(self) -> None:
+        super().empty()
         self._pass.empty()
+
+
+class SamplerWithoutReplacement(InPasses):
+    """Every frame once before any comes again; anew when the buffer has grown.
+
+    Args:
+        drop_last: leave out a last batch that is not full.
+        shuffle: False for the order in which frames lie in the buffer.
+    """
+
+    # A sample that is partly overwritten is of a pass that is over, so it is drawn again as a whole.
+    is_rowwise = False
+
+    @explains_unknown
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self._begin_passes(drop_last, shuffle)
+
+    def sample(
+        self, storage: Any, window: Window, batch_size: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, dict[Any, Any]]:
+        shown = f"{batch_size} from {window.total} frames"
+        return window.slots(self._take(batch_size, window.total, window, rng, shown)), {}
 
     def state_dict(self, window: Window) -> dict[str, Any]:
         return self._pass.state_dict(window.total, window)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swath.data.folder import numbered, open_regular, read_text, write_text
+from swath.data.folder import no_buffer, numbered, open_regular, read_text, write_text
 from swath.data.held_frames import Held, as_data, from_data
 from swath.data.list_storage import ListStorage
 from swath.data.memory import FrameLayout
@@ -71,7 +71,7 @@ def read_folder(path: Any, storage: Storage, allow_pickle: bool) -> tuple[dict[s
     name = read_text(folder / _CURRENT).strip()
     current = {path.name: path for path in numbered(folder, _DATA).values()}.get(name)
     if current is None or current.is_symlink() or not current.is_dir():
-        raise ValueError(f"{folder} does not hold a buffer: {_CURRENT} says {name[:100]!r}, which is no folder in it")
+        raise no_buffer(folder, f"{_CURRENT} says {name[:100]!r}, which is no folder in it")
     try:
         content = json.loads(read_text(current / "content.json"))
         arrays = _read_arrays(current / "arrays.npz")
@@ -79,7 +79,7 @@ def read_folder(path: Any, storage: Storage, allow_pickle: bool) -> tuple[dict[s
         restore = _restoring(current, storage, content["storage"], arrays, allow_pickle)
         return about, restore, _read_held(current, content.get("held", {}), arrays, allow_pickle)
     except (KeyError, AttributeError, IndexError, RecursionError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{current} does not hold a buffer: {type(error).__name__}: {error}") from error
+        raise no_buffer(current, f"{type(error).__name__}: {error}") from error
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -126,7 +126,7 @@ def _save_storage(folder: Path, storage: Storage, arrays: dict[str, np.ndarray])
     if not storage.is_laid_out:
         return None
     window = storage.tracks.window()
-    slots = window.slots(np.arange(window.total))
+    slots = window.all_slots()
     if isinstance(storage, ListStorage):
         with open(folder / "items.pickle", "wb") as file:
             pickle.dump(storage.take(slots), file, pickle.HIGHEST_PROTOCOL)
@@ -177,20 +177,20 @@ def _restoring(
         return storage.clear
     first, sizes, torn = counts = [arrays[name] for name in ("first", "sizes", "torn")]
     if any(each.ndim != 1 or each.dtype.kind != "i" or len(each) != len(sizes) for each in counts):
-        raise ValueError(f"{folder} does not hold a buffer: what it counts are no frames")
+        raise no_buffer(folder, "what it counts are no frames")
     if not len(sizes) or min(each.min() for each in (first, torn, sizes - torn)) < 0:
-        raise ValueError(f"{folder} does not hold a buffer: it counts less than 0 frames")
+        raise no_buffer(folder, "it counts less than 0 frames")
     total = sum(sizes.tolist())
     if "layout" not in content:
         _require_list(storage)
         items = _unpickled(folder / "items.pickle", allow_pickle)
         if len(items) != total:
-            raise ValueError(f"{folder} does not hold a buffer: it has {len(items):,} entries, not {total:,}")
+            raise no_buffer(folder, f"it has {len(items):,} entries, not {total:,}")
         return lambda: restore_items(storage, items, first, sizes)
     _require_tensors(storage)
     layout = FrameLayout.from_json(content["layout"])
     if len(sizes) != layout.num_tracks:
-        raise ValueError(f"{folder} does not hold a buffer: {len(sizes)} tracks instead of {layout.num_tracks}")
+        raise no_buffer(folder, f"{len(sizes)} tracks instead of {layout.num_tracks}")
     leaves = {
         field.key: _mapped(folder / f"{number}.bin", total * math.prod(field.shape) * field.dtype.itemsize)
         .view(field.dtype)
@@ -279,7 +279,7 @@ def storage_state(storage: Storage) -> dict[str, Any] | None:
     if not storage.is_laid_out:
         return None
     window = storage.tracks.window()
-    slots = window.slots(np.arange(window.total))
+    slots = window.all_slots()
     if isinstance(storage, ListStorage):
         return {"items": storage.take(slots), "first": window.first, "sizes": window.sizes}
     assert isinstance(storage, TensorStorage)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from swath.data.samplers import Pass
+from swath.data.samplers import InPasses
 from swath.data.slices import SliceSampler
 from swath.data.tracks import Window
 
 
-class SliceSamplerWithoutReplacement(SliceSampler):
+class SliceSamplerWithoutReplacement(InPasses, SliceSampler):
     """As ``SliceSampler``; one slice of every trajectory before any comes again, anew when the buffer has grown.
 
     Args:
@@ -20,18 +20,10 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         kwargs: as ``SliceSampler`` takes them.
     """
 
-    in_passes = True
-
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **kwargs: Any) -> None:
-        self.drop_last = drop_last
-        self.shuffle = shuffle
-        self._pass = Pass(drop_last, shuffle)
+        self._begin_passes(drop_last, shuffle)
         self._total = 0  # trajectories, when the last slice was drawn
         super().__init__(**kwargs)
-
-    def empty(self) -> None:
-        super().empty()
-        self._pass.empty()
 
     def _trajectories(self, storage: Any, window: Window, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         # In an order that does not depend on when they were looked at: what is left of a pass can be saved.
@@ -40,18 +32,9 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return tracks[order], firsts[order], stops[order]
 
     def _choose(self, num_slices: int, total: int, window: Window, rng: np.random.Generator) -> np.ndarray:
-        if self.drop_last and total < num_slices:
-            raise ValueError(f"drop_last: a batch of {num_slices} slices from {total} trajectories is never full")
+        chosen = self._take(num_slices, total, window, rng, f"{num_slices} slices from {total} trajectories")
         self._total = total
-        chosen = self._pass.take(num_slices, total, window, rng)
-        self.ran_out = self._pass.is_over(num_slices)
         return chosen
-
-    def mark(self) -> Any:
-        return self._pass.mark()
-
-    def go_back(self, mark: Any) -> None:
-        self._pass.go_back(mark)
 
     def state_dict(self, window: Window) -> dict[str, Any]:
         return {**self._pass.state_dict(self._total, window), "trajectories": self._total}

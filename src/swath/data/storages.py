@@ -128,7 +128,7 @@ class TensorStorage(Storage):
         """Lay out anew, for so many envs; what is there is kept, the newest where not all of it fits."""
         old = self.laid_out()
         window = old.tracks.window()
-        slots = window.slots(np.arange(window.total))
+        slots = window.all_slots()
         kept = {key: leaf[torch.from_numpy(slots)] for key, leaf in old.leaves.items()}
         self.lay_out_fields(old.layout.fields, num_tracks, old.layout.sizes, shared=shared)
         each = -(-len(slots) // num_tracks)

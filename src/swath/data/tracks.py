@@ -63,6 +63,9 @@ class Window:
         positions = numbers - (self._ends - self.sizes)[tracks] + self.first[tracks]
         return tracks * self.length + positions % self.length
 
+    def all_slots(self) -> np.ndarray:
+        return self.slots(np.arange(self.total))
+
     def random_slots(self, numbers: np.ndarray) -> np.ndarray:
         """As ``slots``, for numbers whose order means nothing: cheaper."""
         if not self._is_plain:
