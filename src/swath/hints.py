@@ -266,6 +266,13 @@ def inner_names(kind: type) -> frozenset[str]:
     return frozenset(name for base in kind.__mro__ for name in vars(base).get("_inner", ()))
 
 
+def wrapped(thing: Any, where: str, name: str) -> Any:
+    """What has an attribute that ``thing`` has not: what it wraps. Nothing has a private one, nor any too early."""
+    if name.startswith("_") or where not in thing.__dict__:
+        raise AttributeError(f"{type(thing).__name__} has no attribute {name!r}")
+    return thing.__dict__[where]
+
+
 def forwarded(thing: Any, inner: Any, name: str) -> Any:
     """An attribute of what is wrapped."""
     try:

@@ -54,9 +54,6 @@ class EnvPoolWrapper(VectorEnv):
     def as_seed(self, seeds: list[int | None] | None) -> Any:
         return seeds
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.env}, batch_size={tuple(self.batch_size)})"
-
 
 class EnvPoolEnv(EnvPoolWrapper):
     """A pool from its task's id; other keywords go to ``envpool.make``.

@@ -20,6 +20,7 @@ from swath.envs.guest_stepper import GuestStepper
 from swath.envs.known import import_extra
 from swath.envs.torchrl_internals import give_spec
 from swath.errors import EnvError
+from swath.hints import wrapped
 from swath.keys import Key
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Field, Layout
@@ -205,9 +206,7 @@ class GuestEnv(EnvBase):
             self.guest.close()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "guest" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.guest, name)
+        return getattr(wrapped(self, "guest", name), name)
 
     def __repr__(self) -> str:
         return f"GuestEnv({type(self.guest).__name__}, batch_size={tuple(self.batch_size)}, device={self.device})"

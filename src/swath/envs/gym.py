@@ -15,7 +15,7 @@ from swath.envs.gym_infos import describe
 from swath.envs.gym_rows import GymRowEnv
 from swath.envs.known import import_extra, wrapper_of
 from swath.errors import EnvError, did_you_mean
-from swath.hints import argument_hint, no_attribute
+from swath.hints import argument_hint, no_attribute, wrapped
 
 
 class _FrameSkip(gymnasium.Wrapper):
@@ -107,12 +107,11 @@ class GymWrapper(GymRowEnv):
         return self.gym_envs[0]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "gym_envs" not in self.__dict__:
-            raise AttributeError(name)
+        env = wrapped(self, "gym_envs", name)[0]
         try:
-            return self.gym_envs[0].get_wrapper_attr(name)
+            return env.get_wrapper_attr(name)
         except AttributeError:
-            raise no_attribute(self, name, describe(self.gym_envs[0])) from None
+            raise no_attribute(self, name, describe(env)) from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe(self.env)}, batch_size={tuple(self.batch_size)})"

@@ -14,6 +14,9 @@ from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.known import wrap_known, wrapper_of
 from swath.hints import unknown_arguments
 
+#: Arguments of TorchRL's batches of envs about processes that there are not here, or memory that is always as it is.
+OF_BUFFERS = ("use_buffers", "shared_memory", "memmap", "share_individual_td", "daemon")
+
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> EnvBase:
     """The env that ``create_env_fn`` is or makes; Gymnasium's own are wrapped."""

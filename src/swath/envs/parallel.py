@@ -13,7 +13,7 @@ import torch
 
 from swath import platforms
 from swath.copying import NotCopied
-from swath.envs.making import make_env, refuse_unknown, resolve_factories
+from swath.envs.making import OF_BUFFERS, make_env, refuse_unknown, resolve_factories
 from swath.envs.rows import RowEnv, specs_of_all
 from swath.envs.serial import side_by_side
 from swath.errors import EnvClosed, EnvError
@@ -31,15 +31,7 @@ from swath.workers.layout import WorkerLayout, available_cores
 from swath.workers.pool import WorkerPool
 
 #: Arguments of the reference whose only sensible value here is what always happens.
-_MEANINGLESS = (
-    "use_buffers",
-    "shared_memory",
-    "memmap",
-    "share_individual_td",
-    "daemon",
-    "non_blocking",
-    "consolidate",
-)
+_MEANINGLESS = (*OF_BUFFERS, "non_blocking", "consolidate")
 
 
 class CrewEnv(NotCopied, RowEnv):

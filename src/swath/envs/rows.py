@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from swath.envs.base import EnvBase
 from swath.errors import EnvDataError
-from swath.hints import forwarded
+from swath.hints import forwarded, wrapped
 from swath.keys import Key, as_key, nested, show
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Field, Layout
@@ -162,9 +162,7 @@ class WrappingEnv(RowEnv):
         self.env.close()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "env" not in self.__dict__:
-            raise AttributeError(name)
-        return forwarded(self, self.env, name)
+        return forwarded(self, wrapped(self, "env", name), name)
 
 
 def specs_of_all(specs: Mapping[str, Composite], num_envs: int) -> dict[str, Composite]:

@@ -11,9 +11,10 @@ import torch
 from swath.envs.base import EnvBase
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
-from swath.envs.making import make_env, refuse_unknown, resolve_factories
+from swath.envs.making import OF_BUFFERS, make_env, refuse_unknown, resolve_factories
 from swath.envs.rows import RowEnv, specs_of_all
 from swath.errors import EnvError, add_note
+from swath.hints import wrapped
 from swath.paths import Parts, follow
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
@@ -26,11 +27,7 @@ _FOR_PROCESSES = (
     "num_sub_threads",
     "serial_for_single",
     "mp_start_method",
-    "use_buffers",
-    "shared_memory",
-    "memmap",
-    "share_individual_td",
-    "daemon",
+    *OF_BUFFERS,
 )
 
 
@@ -88,9 +85,7 @@ class _Children:
         return len(self.children)
 
     def __getattr__(self, name: str) -> list[Any]:
-        if name.startswith("_") or "children" not in self.__dict__:
-            raise AttributeError(name)
-        return [getattr(child, name) for child in self.children]
+        return [getattr(child, name) for child in wrapped(self, "children", name)]
 
     def at_each(self, parts: Parts, path: str) -> list[Any]:
         """What a path leads to in each of them (``swath/paths.py``)."""
@@ -199,20 +194,18 @@ class SerialRowEnv(_Children, RowEnv):
         return {f"env{i}": child.state_dict() for i, child in enumerate(self.children)}
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        self._require_as_many(state_dict, strict)
-        for i, child in enumerate(self.children):
-            child.load_state_dict(state_dict.get(f"env{i}", {}), strict)
+        self._give_children("load_state_dict", state_dict, strict)
 
     def check_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        self._require_as_many(state_dict, strict)
-        for i, child in enumerate(self.children):
-            child.check_state_dict(state_dict.get(f"env{i}", {}), strict)
+        self._give_children("check_state_dict", state_dict, strict)
 
-    def _require_as_many(self, state_dict: Any, strict: bool) -> None:
+    def _give_children(self, method: str, state_dict: dict[str, Any], strict: bool) -> None:
         if strict and len(numbered(state_dict, "env")) != len(self.children):
             raise mismatch(
                 type(self).__name__, state_dict, f"the state of a SerialEnv of {count(len(self.children), 'env')}"
             )
+        for i, child in enumerate(self.children):
+            getattr(child, method)(state_dict.get(f"env{i}", {}), strict)
 
     def _close(self) -> None:
         for child in self.children:

@@ -105,7 +105,7 @@ class VectorEnv(WrappingEnv):
             self.env.ale = None  # type: ignore[attr-defined] # its threads end when nobody refers to it any more
 
     def __repr__(self) -> str:
-        return f"VectorEnv({self.env}, batch_size={tuple(self.batch_size)})"
+        return f"{type(self).__name__}({self.env}, batch_size={tuple(self.batch_size)})"
 
 
 def _effective_mode(env: GymnasiumVectorEnv) -> AutoresetMode:

@@ -19,6 +19,7 @@ from swath.envs.transforms.pipeline import Pipeline
 from swath.envs.transforms.specs import KINDS, Specs
 from swath.envs.transforms.stepper import TransformedStepper
 from swath.errors import EnvDataError, EnvError
+from swath.hints import wrapped
 from swath.keys import Key, as_key, show
 from swath.rollout.boundaries import Stepper
 from swath.rollout.layout import Layout
@@ -248,9 +249,7 @@ class TransformedEnv(RowEnv):
         self.base_env.close(raise_if_closed=False)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "base_env" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.base_env, name)
+        return getattr(wrapped(self, "base_env", name), name)
 
     def __repr__(self) -> str:
         return f"TransformedEnv({self.base_env!r}, {self.transform!r})"
