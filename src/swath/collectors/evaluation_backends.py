@@ -100,13 +100,9 @@ class ProcessBackend:
         init_fn: Callable[[], Any] | None,
         schemes: Mapping[str, WeightSyncScheme] | None = None,
     ) -> None:
-        try:
+        what = "the Evaluator's env, policy_factory or another argument"
+        with pickling.to_be_sent(what, "a process", pickling.INSIDE_OF_FACTORIES):
             blueprint = pickling.dumps((plan, init_fn, draw_base_seed()))
-        except Exception as error:
-            raise TypeError(
-                f"the Evaluator's env, policy_factory or another argument cannot be sent to a process: "
-                f"{type(error).__name__}: {error}. Make what cannot be pickled inside of the factories"
-            ) from error
         platforms.require("an Evaluator with backend='process'", (platforms.PROCESSES,), "use backend='thread'")
         self._senders = None if schemes is None else Senders(schemes)
         self._helper = Helper(_main, "Evaluator", args=(None if self._senders is None else self._senders.halves(),))

@@ -78,13 +78,8 @@ class RayHelper:
     @classmethod
     def launch(cls, who: str, options: Mapping[str, Any], init_fn: Any, kind: tuple[str, str], plan: Any) -> RayHelper:
         """Start an actor, with ``ray.remote``'s options, and wait until it is made."""
-        try:
+        with pickling.to_be_sent(f"an argument of {who}", "its Ray actor", pickling.INSIDE_OF_FACTORIES):
             first, content = pickling.dumps_with_path(init_fn), pickling.dumps_with_path(plan)
-        except Exception as error:
-            raise TypeError(
-                f"an argument of {who} cannot be sent to its Ray actor: {type(error).__name__}: {error}. Make what "
-                "cannot be pickled inside of the factories"
-            ) from error
         ray = import_ray()
         started_ray = start_ray(None)
         helper: RayHelper | None = None

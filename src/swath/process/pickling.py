@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
+
+#: What to do with what cannot be pickled.
+INSIDE_OF_FACTORIES = "Make what cannot be pickled inside of the factories"
 
 
 def dumps(value: Any) -> bytes:
@@ -30,6 +34,15 @@ def dumps(value: Any) -> bytes:
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+@contextmanager
+def to_be_sent(what: str, where: str, advice: str) -> Iterator[None]:
+    """Where something is pickled that is its user's: what cannot be is a TypeError that says what to do instead."""
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(f"{what} cannot be sent to {where}: {type(error).__name__}: {error}. {advice}") from error
 
 
 def dumps_with_path(value: Any) -> bytes:

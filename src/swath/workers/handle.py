@@ -143,14 +143,12 @@ def dump_spec(spec: EnvsOfWorker) -> bytes:
     """A spec on its way; what cannot be pickled is named before any process starts."""
     try:
         return pickling.dumps(spec)
-    except Exception as error:
+    except Exception:
+        advice = (
+            "Make what cannot be pickled (files, sockets, locks, generators) inside of the function that makes the env "
+            "or the policy"
+        )
         for name, value in spec.pieces():
-            try:
+            with pickling.to_be_sent(name, "a worker process", advice):
                 pickling.dumps(value)
-            except Exception as reason:
-                raise TypeError(
-                    f"{name} cannot be sent to a worker process: {type(reason).__name__}: {reason}. Make what cannot "
-                    "be pickled (files, sockets, locks, generators) inside of the function that makes the env or the "
-                    "policy"
-                ) from error
         raise

@@ -97,13 +97,9 @@ class ProcessInferenceServer(ServedElsewhere):
         self.transport = chosen
         self.transport.serve_elsewhere(self)
         made_of = type(chosen), {**chosen.settings(), "address": chosen.address}
-        try:
+        advice = "Make what cannot be pickled inside of the policy_factory"
+        with pickling.to_be_sent("policy_factory or a setting", "a process", advice):
             self._blueprint = pickling.dumps((policy_factory, made_of, {**settings, "request_spec": request_spec}))
-        except Exception as error:
-            raise TypeError(
-                f"policy_factory or a setting cannot be sent to a process: {type(error).__name__}: {error}. Make what "
-                "cannot be pickled inside of the policy_factory"
-            ) from error
         if isinstance(mp_context, BaseContext):
             mp_context = mp_context.get_start_method()
         self._method: StartMethod = check_start_method(mp_context)
