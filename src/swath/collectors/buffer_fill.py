@@ -217,9 +217,8 @@ class BufferFill(Work):
             if self._is_hurried:
                 return
             self._is_hurried = True
-            for worker, pending in enumerate(self._scheduler.pending):
-                for number in pending:
-                    self._pool.send(self._pool.handles[worker], "stop", number, wake=True)
+            for worker, number in self._scheduler.numbers_under_way:
+                self._pool.send(self._pool.handles[worker], "stop", number, wake=True)
 
     def go_on(self) -> None:
         self._is_hurried = False
@@ -316,13 +315,9 @@ class BufferFill(Work):
 
 
 def _pickled(processing: Processing) -> bytes:
-    try:
+    advice = "With a replay buffer it is called where frames are collected"
+    with pickling.to_be_sent("postproc", "a worker process", advice):
         return pickling.dumps(processing)
-    except Exception as error:
-        raise TypeError(
-            f"postproc cannot be sent to a worker process: {type(error).__name__}: {error}. With a replay buffer it is "
-            "called where frames are collected"
-        ) from error
 
 
 def workers_can_fill(buffer: Any, storing: torch.device | None) -> bool:

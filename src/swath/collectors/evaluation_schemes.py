@@ -30,12 +30,16 @@ def check_schemes(schemes: Any) -> dict[str, WeightSyncScheme]:
                 f"weight_sync_schemes[{model_id!r}] is a {type(scheme).__name__}: an Evaluator's process takes a "
                 "SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme or NoWeightSyncScheme of swath.weight_update"
             )
-        if model_id != "policy" and "." not in model_id:
-            raise KeyError(
-                f"weight_sync_schemes: there is no model {model_id!r}; there is 'policy', and what a path such as "
-                "'env.transform[0]' leads to"
-            )
+        require_model(model_id, "weight_sync_schemes: ")
     return dict(schemes)
+
+
+def require_model(model_id: str, where: str = "") -> None:
+    if model_id != "policy" and "." not in model_id:
+        raise KeyError(
+            f"{where}there is no model {model_id!r}; an Evaluator has 'policy', and what a path such as "
+            "'env.transform[0]' leads to"
+        )
 
 
 class Senders:

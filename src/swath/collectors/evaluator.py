@@ -17,7 +17,7 @@ from swath.collectors.devices import DeviceLike
 from swath.collectors.evaluation import EvaluationPlan, Key
 from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBackend, ThreadBackend
 from swath.collectors.evaluation_ray import RayBackend
-from swath.collectors.evaluation_schemes import check_schemes
+from swath.collectors.evaluation_schemes import check_schemes, require_model
 from swath.collectors.evaluation_thread import EvaluationThread, Result, result_of
 from swath.collectors.numbers import positive_int
 from swath.collectors.single import Collector
@@ -208,11 +208,7 @@ class Evaluator(NotCopied, ExplainsGuesses):
     def _choose_weights(self, weights: Any, weights_dict: Mapping[str, Any] | None) -> dict[str, Any]:
         sources = {name: source for name, source in (weights_dict or {}).items() if source is not None}
         for name in sources:
-            if name != "policy" and "." not in name:
-                raise KeyError(
-                    f"there is no model {name!r}; an Evaluator has 'policy', and what a path such as "
-                    "'env.transform[0]' leads to"
-                )
+            require_model(name)
         if weights is not None and "policy" in sources:
             raise ValueError("give the policy's weights as weights or in weights_dict, not both")
         if weights is not None:

@@ -23,7 +23,7 @@ from swath.collectors.single import Collector
 from swath.collectors.waiting import WaitingWatch
 from swath.collectors.worker_batches import WorkerBatches
 from swath.collectors.worker_specs import SpecMaker, busy_workers
-from swath.data.postprocessing import Processing, truncated_keys
+from swath.data.postprocessing import Processing
 from swath.data.trajectories import TrajFormat
 from swath.errors import CollectorClosed
 from swath.process.ctrl_c import ctrl_c_waits
@@ -204,12 +204,11 @@ class MultiCollector(WorkerBatches):
             self._structure = self._description.structure
             self._waiting = WaitingWatch(self._workers, self._assignment.layout)
             budget = self._set_up(config.total_frames)
-            if config.set_truncated and not truncated_keys((f.key, f) for f in self._description.fields):
-                raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
-            super().__init__(budget, config.postprocessing(), assembler, config.replay_buffer, config.extend_buffer)
+            postprocessing = config.postprocessing()
+            postprocessing.require_flags(self._description.fields)
+            super().__init__(budget, postprocessing, assembler, config.replay_buffer, config.extend_buffer)
             self._schedule(budget, self.num_workers, self._init_random_frames)
-            if hasattr(config.postproc, "to") and self._storing is not None:
-                config.postproc.to(self._storing)  # type: ignore[union-attr]
+            postprocessing.move(self._storing)
             for scheme in self._schemes.values():
                 scheme.connect()
             if self._must_send_first(config.policy_factory):

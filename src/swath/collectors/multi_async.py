@@ -172,9 +172,8 @@ class MultiAsyncCollector(MultiCollector):
 
     def _stop(self) -> None:
         """Let workers deliver the steps that they have taken."""
-        for worker, pending in enumerate(self._scheduler.pending):
-            for number in pending:
-                self._workers.send(self._workers.handles[worker], "stop", number, wake=True)
+        for worker, number in self._scheduler.numbers_under_way:
+            self._workers.send(self._workers.handles[worker], "stop", number, wake=True)
 
     def _nothing(self) -> TensorDictBase:
         """A batch without frames: an interruptor has stopped the workers, and all that they had was delivered."""

@@ -64,6 +64,11 @@ class Scheduler(Generic[R]):
         return [request for requests in self.pending for request in requests.values()]
 
     @property
+    def numbers_under_way(self) -> list[tuple[int, int]]:
+        """Of each request its place, and its number."""
+        return [(place, number) for place, requests in enumerate(self.pending) for number in requests]
+
+    @property
     def is_idle(self) -> bool:
         return not any(self.pending)
 

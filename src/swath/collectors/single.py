@@ -21,7 +21,6 @@ from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.runner import FOR_WORKERS, Runner
 from swath.collectors.scheme_ends import SchemeEnds
 from swath.collectors.standing import TellsOfRunner
-from swath.data.postprocessing import truncated_keys
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import is_ready_made, make_env
@@ -178,15 +177,14 @@ class Collector(TellsOfRunner, BaseCollector):
         self.env, self.policy = runner.env, runner.policy
         runner.build(partial(self._make_rollout, budget), config.call_options())
         self._structure = runner.structure
-        if postprocessing.set_truncated and not truncated_keys((field.key, field) for field in runner.fields):
-            raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
+        if postprocessing.set_truncated:  # else nobody needs to know
+            postprocessing.require_flags(runner.fields)
         super().__init__(budget, postprocessing, assembler, config.replay_buffer, config.extend_buffer)
         self._tally.fragments, self._tally.shares_fragments = runner.fragments, assembler is not None
         self._scheme_ends = SchemeEnds(self, self._apply_to, config)
         if assembler is not None:
             assembler.fragments = runner.fragments
-        if hasattr(postprocessing.postproc, "to") and runner.devices.storing is not None:
-            postprocessing.postproc.to(runner.devices.storing)  # type: ignore[union-attr]
+        postprocessing.move(runner.devices.storing)
         for part in (runner.given_policy, runner.env):
             # Asked of its class: an env in processes gives any name, as its children's.
             if callable(getattr(type(part), "register_collector", None)):

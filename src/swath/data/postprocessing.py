@@ -21,9 +21,9 @@ from swath.keys import Key, leaves_of
 from swath.rollout.layout import Field
 
 
-def truncated_keys(fields: Iterable[tuple[Key, Any]]) -> list[Key]:
+def _truncated_keys(keys: Iterable[Key]) -> list[Key]:
     """The flags, of whichever groups there are, that say that an episode was cut."""
-    return [key for key, _ in fields if key[0] == "next" and key[-1] == "truncated"]
+    return [key for key in keys if key[0] == "next" and key[-1] == "truncated"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class Postprocessing:
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
 
+    def require_flags(self, fields: Iterable[Field]) -> None:
+        """Of what will come: that there is something to mark."""
+        if self.set_truncated and not _truncated_keys(field.key for field in fields):
+            raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
+
+    def move(self, device: torch.device | None) -> None:
+        """A ``postproc`` with tensors of its own goes where batches are."""
+        if device is not None and hasattr(self.postproc, "to"):
+            self.postproc.to(device)  # type: ignore[union-attr]
+
     def check(self, batch: TensorDictBase) -> TensorDictBase:
         """Of a batch as it was collected: that its numbers are finite; and its last steps are marked, where asked."""
         if self.check_finite:
@@ -47,7 +57,7 @@ class Postprocessing:
             is_last[..., -1] = True
             if mask is not None:
                 is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
-            for key in truncated_keys(leaves_of(batch)):
+            for key in _truncated_keys(key for key, _ in leaves_of(batch)):
                 for flag in (key, (*key[:-1], "done")):
                     batch.get(flag)[is_last] = True
         return batch

@@ -29,7 +29,7 @@ from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.data.buffer_writer import BufferPlan
 from swath.data.payload import pack_tensors
-from swath.data.postprocessing import Processing, truncated_keys
+from swath.data.postprocessing import Processing
 from swath.data.trajectories import TrajFormat
 from swath.envs.base import next_seed
 from swath.errors import NodeLost, add_note
@@ -205,10 +205,10 @@ class NodesCollector(NodeBatches):
             each = self._lead.numel()
             shared = each * count if self._sync else each
             budget = Budget.resolve(frames, config.total_frames, shared)
-            if config.set_truncated and not truncated_keys((f.key, f) for f in self._fields):
-                raise RuntimeError("set_truncated needs an env with a truncated key; call env.add_truncated_keys()")
+            postprocessing = config.postprocessing()
+            postprocessing.require_flags(self._fields)
             buffer = config.replay_buffer
-            super().__init__(budget, config.postprocessing(), assembler, buffer, config.extend_buffer)
+            super().__init__(budget, postprocessing, assembler, buffer, config.extend_buffer)
             random_frames = self._init_random_frames - sum(plans.random_frames)
             self._schedule(budget, count, random_frames, engine.orders_per_node)
             self._extends = config.extend_buffer
