@@ -122,7 +122,7 @@ class GymStepper:
         self._action_rows = [list(strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
         self._decoders = [leaf.decode for leaf in env.action_leaves]
         self._dict_nodes = dict_nodes(env.gym_envs[0].observation_space)
-        self._build = action_builder(env.gym_envs[0].action_space, env.action_leaves)
+        self._build = action_builder(env.gym_envs[0].action_space)
         self._rewards: Any = strip.outcomes["reward",].flat
         self._infos = [(leaf, strip.carried[leaf.key].in_numpy) for leaf in env.info_leaves]
         # (leaf, flat memory, entries per env)

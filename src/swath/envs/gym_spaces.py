@@ -238,7 +238,7 @@ def _decoder(space: spaces.Space, categorical: bool) -> Callable[[np.ndarray], n
     return copied
 
 
-def action_builder(space: spaces.Space, leaves: Sequence[ActionLeaf]) -> Callable[[list[np.ndarray], int], Any]:
+def action_builder(space: spaces.Space) -> Callable[[list[np.ndarray], int], Any]:
     """How to put one env's decoded leaves back together: ``build(decoded, env)``."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return lambda decoded, env: decoded[0][env]

@@ -147,7 +147,7 @@ class PettingZooWrapper(WrappingEnv):
             if leaf.key[0] == "mask":
                 raise ValueError(f"{self}: the observation has an entry 'mask', which says who acts; rename it")
         actions = action_leaves(action_space, categorical)
-        return _Group(name, agents, observations, actions, action_builder(action_space, actions))
+        return _Group(name, agents, observations, actions, action_builder(action_space))
 
     def bind_rows(self, strip: Strip) -> PettingZooStepper:
         return PettingZooStepper(self, strip)

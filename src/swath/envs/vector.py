@@ -147,7 +147,7 @@ class VectorStepper:
         self._columns = [(leaf, strip.carried[leaf.key].in_numpy) for leaf in env.observation_leaves]
         self._action_rows = [(leaf.decode, strip.outputs[leaf.key].in_numpy) for leaf in env.action_leaves]
         self._dict_nodes = dict_nodes(env.env.single_observation_space)
-        self._build = action_builder(env.env.single_action_space, env.action_leaves)
+        self._build = action_builder(env.env.single_action_space)
         self._batched_action = len(env.action_leaves) == 1 and env.action_leaves[0].path == ()
         self._rewards = strip.outcomes["reward",].in_numpy
         #: What the env reset by itself in the last step.

@@ -26,7 +26,6 @@ STAGES = {
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SLOW_IMPORT_S, _SLOW_START_S = 15.0, 30.0
 _LOCAL_DISK = ("python -m venv /tmp/venv  # and install there",)
-_OTHER_TORCH = ("https://pytorch.org/get-started says which torch to install",)
 _CODE = (
     "import sys; sys.path[:] = sys.argv[2].split({separator!r}); "
     "from swath.cli.doctor.trial_child import tell; tell(int(sys.argv[1]))"

@@ -97,7 +97,7 @@ class VecNorm(Normalizing):
             if self._shared is not None:
                 entries[as_key(in_key)] = SharedSums(self, self._shared, number, read, write)
             else:
-                entries[as_key(in_key)] = _Sums(source, in_key, read, write, own, len(rows.batch_size))
+                entries[as_key(in_key)] = _Sums(source, in_key, read, write, own)
         return NormalizingStage(source, list(entries.values()), [entries[as_key(key)] for key in self._in_resets])
 
     @staticmethod
@@ -155,15 +155,12 @@ def _partial_sums(row: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:
 class _Sums:
     """``VecNorm`` of one key."""
 
-    def __init__(
-        self, source: Any, key: NestedKey, read: Slot, write: Slot, shape: torch.Size, num_batch_dims: int
-    ) -> None:
+    def __init__(self, source: Any, key: NestedKey, read: Slot, write: Slot, shape: torch.Size) -> None:
         self.source = source
         self._key = key
         self._names = [_named(key, suffix) for suffix in ("_sum", "_ssq", "_count")]
         self._read, self._write = read, write
         self._shape = shape
-        self._has_batch = num_batch_dims > 0
         self._num = read.tensor.shape[0]
         self._square = torch.empty_like(read.row)
         self._partials = _partial_sums(read.row, shape)

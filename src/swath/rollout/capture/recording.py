@@ -8,7 +8,7 @@ from __future__ import annotations
 import dis
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -359,7 +359,3 @@ def _why_not_called(function: Any, by_library: bool) -> str | None:
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def storages(tensors: list[torch.Tensor]) -> Iterator[int]:
-    return map(storage_of, tensors)
