@@ -313,6 +313,10 @@ class _Bound:
     watch: Watch
 
 
+def _at(rows: Mapping[Key, np.ndarray], where: Any) -> dict[Key, np.ndarray]:
+    return {key: value[where] for key, value in rows.items()}
+
+
 @dataclass
 class _Run:
     """What came of some steps; times first, then envs."""
@@ -326,19 +330,15 @@ class _Run:
     episodes: dict[int, int] = field(default_factory=dict)
 
     def of(self, envs: list[int]) -> _Run:
-        def some(rows: Mapping[Key, np.ndarray]) -> dict[Key, np.ndarray]:
-            return {key: value[:, envs] for key, value in rows.items()}
-
-        return _Run(some(self.roots), some(self.afters), self.ended[:, envs], some(self.actions))
+        at = (slice(None), envs)
+        return _Run(_at(self.roots, at), _at(self.afters, at), self.ended[at], _at(self.actions, at))
 
     def actions_of(self, env: int) -> dict[Key, np.ndarray]:
         return self.of([env]).actions
 
     def between(self, begin: int, end: int) -> _Run:
-        def some(rows: Mapping[Key, np.ndarray]) -> dict[Key, np.ndarray]:
-            return {key: value[begin:end] for key, value in rows.items()}
-
-        return _Run(some(self.roots), some(self.afters), self.ended[begin:end], {})
+        at = slice(begin, end)
+        return _Run(_at(self.roots, at), _at(self.afters, at), self.ended[at], {})
 
     def difference(self, other: _Run, first_step: int = 0) -> str:
         """In which the two differ first; empty if in nothing."""
