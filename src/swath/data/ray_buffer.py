@@ -18,7 +18,7 @@ from swath.data.sources import Sources
 from swath.errors import NodeLost
 from swath.integrations.ray import import_ray, start_ray
 from swath.process import pickling
-from swath.process.channel import Packed, attempt, unpack
+from swath.process.channel import Packed, returning_errors, unpack
 
 _WRITE, _SAMPLE = "write", "sample"
 #: How long a call of ``sample(wait=True)`` stays with the actor before it is asked whether the collector still runs.
@@ -36,19 +36,15 @@ class _Actor:
     def about(self) -> dict[str, Any]:
         return {"appends": self._buffer.writer.appends, "batch_size": self._buffer.batch_size}
 
+    @returning_errors
     def write_rows(self, data: Bytes, first_track: int | None, writer: str, num_tracks: int) -> Any:
-        def write() -> Any:
-            self._prepare(writer, num_tracks)
-            return self._buffer.write_rows(unpack_tensordict(data), first_track).numpy()
+        self._prepare(writer, num_tracks)
+        return self._buffer.write_rows(unpack_tensordict(data), first_track).numpy()
 
-        return attempt(write)
-
-    def write_mixed(self, data: Bytes, env_index: np.ndarray, writer: str, num_tracks: int) -> Any:
-        def write() -> None:
-            self._prepare(writer, num_tracks)
-            self._buffer.write_mixed(unpack_tensordict(data), env_index)
-
-        return attempt(write)
+    @returning_errors
+    def write_mixed(self, data: Bytes, env_index: np.ndarray, writer: str, num_tracks: int) -> None:
+        self._prepare(writer, num_tracks)
+        self._buffer.write_mixed(unpack_tensordict(data), env_index)
 
     def _prepare(self, writer: str, num_tracks: int) -> None:
         """Once for every collector, however many nodes it has."""
@@ -59,30 +55,24 @@ class _Actor:
     def end_tracks(self, first: int, count: int, num_envs: int) -> None:
         self._buffer.end_tracks(first, count, num_envs)
 
+    @returning_errors
     def extend(self, data: bytes | Bytes) -> Any:
-        def extend() -> Any:
-            given = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
-            return self._buffer.extend(given).numpy()
+        given = unpack_tensordict(data) if isinstance(data, np.ndarray) else cloudpickle.loads(data)
+        return self._buffer.extend(given).numpy()
 
-        return attempt(extend)
-
+    @returning_errors
     def sample(self, size: int | None, wait: bool, timeout: float | None) -> Any:
-        def sample() -> Any:
-            data, info = self._buffer.sample(size, return_info=True, wait=wait, timeout=timeout)
-            plain = {key: value for key, value in info.items() if isinstance(key, str)}
-            if is_tensor_collection(data):
-                return pack_tensordict(data), cloudpickle.dumps(plain)  # type: ignore[arg-type]
-            return cloudpickle.dumps(data), cloudpickle.dumps(plain)
+        data, info = self._buffer.sample(size, return_info=True, wait=wait, timeout=timeout)
+        plain = {key: value for key, value in info.items() if isinstance(key, str)}
+        if is_tensor_collection(data):
+            return pack_tensordict(data), cloudpickle.dumps(plain)  # type: ignore[arg-type]
+        return cloudpickle.dumps(data), cloudpickle.dumps(plain)
 
-        return attempt(sample)
-
+    @returning_errors
     def call(self, name: str, args: bytes) -> Any:
-        def call() -> Any:
-            positional, keywords = cloudpickle.loads(args)
-            value = getattr(self._buffer, name)
-            return pickling.dumps(value(*positional, **keywords) if callable(value) else value)
-
-        return attempt(call)
+        positional, keywords = cloudpickle.loads(args)
+        value = getattr(self._buffer, name)
+        return pickling.dumps(value(*positional, **keywords) if callable(value) else value)
 
     def length(self) -> int:
         return len(self._buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import select
@@ -163,12 +164,17 @@ def traceback_of(error: BaseException) -> str:
         return "".join(traceback.format_tb(error.__traceback__)) + told(error)
 
 
-def attempt(do: Callable[[], Any]) -> Any:
-    """What a call returns; or the exception, packed, for whoever asked from another process."""
-    try:
-        return do()
-    except BaseException as error:
-        return pack(error)
+def returning_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that returns what it raises, packed, for whoever asked from another process."""
+
+    @functools.wraps(method)
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:
+            return pack(error)
+
+    return attempt
 
 
 def unpack(packed: Packed, worker: int, who: str) -> BaseException:

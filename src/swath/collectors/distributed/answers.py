@@ -9,11 +9,11 @@ from typing import Any
 import cloudpickle
 
 from swath.collectors.distributed.node import Node
-from swath.collectors.distributed.requests import NodeDescription, Order
+from swath.collectors.distributed.requests import Order
 from swath.data.payload import Bytes
 from swath.errors import NodeLost
 from swath.process import pickling
-from swath.process.channel import Packed, attempt, unpack
+from swath.process.channel import Packed, returning_errors, unpack
 
 
 def lost(node: int, why: str) -> Future[Any]:
@@ -52,21 +52,22 @@ class PicklingNode:
     def __init__(self) -> None:
         self.node: Node | None = None
 
+    @returning_errors
     def make(self, plan: bytes) -> Any:
-        def make() -> NodeDescription:
-            self.node = Node(pickling.loads_with_path(plan))
-            return self.node.describe()
+        self.node = Node(pickling.loads_with_path(plan))
+        return self.node.describe()
 
-        return attempt(make)
-
+    @returning_errors
     def collect(self, order: Order) -> Any:
-        return attempt(lambda: self._made.collect(order))
+        return self._made.collect(order)
 
+    @returning_errors
     def set_weights(self, weights: Bytes, version: int, model_id: str) -> Any:
-        return attempt(lambda: self._made.set_weights(weights, version, model_id))
+        return self._made.set_weights(weights, version, model_id)
 
+    @returning_errors
     def call(self, request: bytes) -> Any:
-        return attempt(lambda: pickling.dumps(self._made.call(*cloudpickle.loads(request))))
+        return pickling.dumps(self._made.call(*cloudpickle.loads(request)))
 
     def ask_to_stop(self) -> None:
         """From any thread; so is ``close``. Neither does anything to a node that was not made."""
