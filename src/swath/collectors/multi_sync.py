@@ -276,7 +276,10 @@ class MultiSyncCollector(MultiCollector):
                 self._workers.send(self._workers.handles[worker], "void", True, wake=True)
                 if common:
                     mark_broken(self._layout.part(leaves, members, batch.steps), common - 1)
-        return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
+        return self._first_steps(leaves, common)
+
+    def _first_steps(self, leaves: dict[Key, torch.Tensor], count: int) -> TensorDictBase:
+        return self._as_batch({key: leaf[:, :count].contiguous() for key, leaf in leaves.items()}, self._lead)
 
     #: Of the batch that was delivered, where frames of an env are no row of it: for the buffer, and for who counts.
     _env_of_frame: torch.Tensor | None = None
@@ -373,7 +376,7 @@ class MultiSyncCollector(MultiCollector):
         leaves = self._layout.leaves(batch.block.memory.bytes_, batch.steps)
         leaves |= {key: self._numbers(key, batch.steps) for key in self._tracked}
         self._env_of_frame = self._joined_envs = None  # each env is a row
-        return self._as_batch({key: leaf[:, :common].contiguous() for key, leaf in leaves.items()}, self._lead)
+        return self._first_steps(leaves, common)
 
 
 def mark_broken(part: dict[Key, torch.Tensor], step: int) -> None:

@@ -42,6 +42,16 @@ def next_seed(seed: int) -> int:
     return int.from_bytes(np.random.default_rng(seed).bytes(8), byteorder="big") % (2**32 - 1)
 
 
+def _full_spec(kind: str) -> Any:
+    """A property: all that an env has of a kind."""
+    return property(lambda self: self.full_specs[kind], lambda self, spec: self._set_spec(kind, spec))
+
+
+def _spec_of_one(kind: str) -> Any:
+    """The same where there are several; else that one."""
+    return property(lambda self: self._get_spec(kind), lambda self, spec: self._set_spec(kind, spec))
+
+
 class EnvBase(Stateful, ExplainsGuesses):
     """An environment with TensorDicts in and out.
 
@@ -167,20 +177,10 @@ class EnvBase(Stateful, ExplainsGuesses):
         spec.shape = self.batch_size
         self.full_specs[kind] = spec
 
-    observation_spec = property(
-        lambda self: self.full_specs["observation"], lambda self, spec: self._set_spec("observation", spec)
-    )
-    action_spec = property(lambda self: self._get_spec("action"), lambda self, spec: self._set_spec("action", spec))
-    reward_spec = property(lambda self: self._get_spec("reward"), lambda self, spec: self._set_spec("reward", spec))
-    state_spec = property(lambda self: self.full_specs["state"], lambda self, spec: self._set_spec("state", spec))
-    full_observation_spec = observation_spec
-    full_state_spec = state_spec
-    full_action_spec = property(
-        lambda self: self.full_specs["action"], lambda self, spec: self._set_spec("action", spec)
-    )
-    full_reward_spec = property(
-        lambda self: self.full_specs["reward"], lambda self, spec: self._set_spec("reward", spec)
-    )
+    full_observation_spec = observation_spec = _full_spec("observation")
+    full_state_spec = state_spec = _full_spec("state")
+    full_action_spec, action_spec = _full_spec("action"), _spec_of_one("action")
+    full_reward_spec, reward_spec = _full_spec("reward"), _spec_of_one("reward")
 
     @property
     def done_spec(self) -> Any:

@@ -120,8 +120,7 @@ class WeightSyncScheme(SchemeRole):
             raise ValueError("init_on_sender: give either weights or model, not both")
         self.model_id = model_id or "policy"
         if context is not None:
-            self._context = weakref.ref(context)
-            self._lock = getattr(context, "lock", self._lock)
+            self._work_for(context)
             num_workers = context.num_workers if num_workers is None else num_workers
         elif num_workers is None:
             counted = devices if devices is not None else params_map
@@ -144,6 +143,9 @@ class WeightSyncScheme(SchemeRole):
                 f"this scheme was initialised for {len(self._channels)} workers (num_workers, devices or params_map), "
                 f"and the collector has {context.num_workers}"
             )
+        self._work_for(context)
+
+    def _work_for(self, context: Any) -> None:
         self._context = weakref.ref(context)
         self._lock = getattr(context, "lock", self._lock)
 
@@ -169,9 +171,7 @@ class WeightSyncScheme(SchemeRole):
         old = self._channels.pop(worker, None)
         if old is not None:
             old.close()
-        end = self._worker_ends.pop(worker, None)
-        if end is not None:
-            end.close()
+        self.started(worker)  # or not: its end is not for its successor
         self._owed.forget(worker)
         require_descriptors(2, f"connect worker {worker} for weights")
         ours, theirs = Pipe(duplex=True)
