@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 __all__ = [
@@ -230,6 +230,11 @@ def notes_of(error: BaseException) -> list[str]:
     """Those that are notes."""
     notes = getattr(error, "__notes__", None)
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
+
+
+def require_one_of(name: str, value: object, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from swath.collectors.assignment import list_nodes
 from swath.collectors.numbers import positive_int
+from swath.errors import require_one_of
 
 BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
 #: What the front door itself takes.
@@ -44,8 +45,7 @@ def make_collector(create_env_fn: Any, policy: Any, kwargs: dict[str, Any]) -> A
         num_collectors = positive_int("num_collectors", num_collectors)
     if backend is None:
         backend = "direct" if num_collectors is None else "process"
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+    require_one_of("backend", backend, BACKENDS)
     if backend == "direct":
         return _make_direct(create_env_fn, policy, num_collectors, sync, options, kwargs)
     options = dict(options or {})

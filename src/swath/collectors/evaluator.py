@@ -24,6 +24,7 @@ from swath.collectors.single import Collector
 from swath.copying import NotCopied
 from swath.data.trajectories import TrajFormat
 from swath.envs.making import is_env
+from swath.errors import require_one_of
 from swath.hints import ExplainsGuesses, explains_unknown
 from swath.states import require_counters
 from swath.weight_update.scheme import WeightSyncScheme
@@ -122,8 +123,7 @@ class Evaluator(NotCopied, ExplainsGuesses):
         num_gpus: float = 1,
         ray_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if busy_policy not in _BUSY_POLICIES:
-            raise ValueError(f"busy_policy must be one of {', '.join(_BUSY_POLICIES)}; got {busy_policy!r}")
+        require_one_of("busy_policy", busy_policy, _BUSY_POLICIES)
         if weight_sync_schemes is not None and backend == "ray":
             raise TypeError(
                 "weight_sync_schemes are for a process; to a Ray actor Ray brings the weights: leave them out"
@@ -343,8 +343,7 @@ class Evaluator(NotCopied, ExplainsGuesses):
 
 
 def _check_sources(backend: str, env: Any, policy: Any, policy_factory: Any) -> None:
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
+    require_one_of("backend", backend, _BACKENDS)
     if (policy is None) == (policy_factory is None):
         raise ValueError("an Evaluator needs either policy or policy_factory, and not both")
     if backend == "thread":

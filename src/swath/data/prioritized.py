@@ -12,6 +12,7 @@ from swath.copying import NotCopied
 from swath.data.priority_tree import PriorityTree
 from swath.data.samplers import POSITIONS, Sampler
 from swath.data.tracks import Window
+from swath.errors import require_one_of
 from swath.hints import explains_unknown
 
 _REDUCTIONS = {"max": np.max, "min": np.min, "mean": np.mean, "median": np.median}
@@ -47,8 +48,7 @@ class PrioritizedSampler(NotCopied, Sampler):
     ) -> None:
         if alpha < 0 or beta < 0:
             raise ValueError(f"alpha and beta must not be negative, got {alpha} and {beta}")
-        if reduction not in _REDUCTIONS:
-            raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}; got {reduction!r}")
+        require_one_of("reduction", reduction, _REDUCTIONS)
         self.max_capacity = int(max_capacity)
         self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
         self.dtype = dtype

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from swath.data.storage_base import Storage
+from swath.errors import require_one_of
 from swath.keys import as_key, show
 
 _REDUCTIONS = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin, "median": torch.median}
@@ -59,8 +60,7 @@ class TensorDictMaxValueWriter(Writer):
 
     def __init__(self, rank_key: Any = None, reduction: str = "sum", **unused: Any) -> None:
         self.rank_key = as_key(("next", "reward") if rank_key is None else rank_key)
-        if reduction not in _REDUCTIONS:
-            raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}; got {reduction!r}")
+        require_one_of("reduction", reduction, _REDUCTIONS)
         self.reduction = reduction
         self.empty()
 

@@ -16,7 +16,7 @@ from swath.envs.making import make_env, resolve_factories
 from swath.envs.parallel import CrewEnv
 from swath.envs.serial import side_by_side
 from swath.envs.step import complete_flags
-from swath.errors import EnvBusy, NothingSent
+from swath.errors import EnvBusy, NothingSent, require_one_of
 from swath.keys import as_key, nested, show
 from swath.process.start import check_start_method
 from swath.rollout.structure import maybe_dense_stack
@@ -88,8 +88,7 @@ class AsyncEnvPool(CrewEnv):
         step_timeout_s: float | None = None,
     ) -> None:
         self.is_closed = True  # until there is something to close
-        if stack not in _STACKS:
-            raise ValueError(f"stack must be one of {', '.join(_STACKS)}; got {stack!r}")
+        require_one_of("stack", stack, _STACKS)
         if callable(env_makers) or isinstance(env_makers, str):
             env_makers = [env_makers]
         factories, kwargs = resolve_factories(type(self).__name__, len(env_makers), env_makers, create_env_kwargs)

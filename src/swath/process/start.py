@@ -22,6 +22,7 @@ from collections.abc import Callable
 from multiprocessing import context, reduction, spawn, util
 from typing import Any, Literal, cast
 
+from swath.errors import require_one_of
 from swath.process.ctrl_c import ctrl_c_waits, interruptible
 from swath.process.forkserver_internals import ServerAbove, was_forked_from_server
 from swath.process.owner import Owner, descriptor_of
@@ -158,8 +159,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
 def check_start_method(method: Any) -> StartMethod:
     if method is None:
         return "forkserver"
-    if method not in START_METHODS:
-        raise ValueError(f"mp_start_method must be one of {', '.join(START_METHODS)}; got {method!r}")
+    require_one_of("mp_start_method", method, START_METHODS)
     return cast(StartMethod, method)
 
 

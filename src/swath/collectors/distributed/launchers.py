@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from swath import platforms
 from swath.collectors.distributed.folders import OwnFolder, make_own
-from swath.errors import NodeLost
+from swath.errors import NodeLost, require_one_of
 from swath.process import pickling
 from swath.process.owner import leave_with_owner
 from swath.process.start import StartMethod, check_start_method
@@ -345,8 +345,7 @@ _WHOSE = {
 def make_launcher(
     name: str, *, folder: Any, slurm_kwargs: Mapping[str, Any] | None, start_method: str | None
 ) -> Launcher:
-    if name not in LAUNCHERS:
-        raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}; got {name!r}")
+    require_one_of("launcher", name, LAUNCHERS)
     given = {"slurm_kwargs": slurm_kwargs, "folder": folder, "mp_start_method": start_method}
     for argument, launchers in _WHOSE.items():
         if given[argument] is not None and name not in launchers:
@@ -360,5 +359,4 @@ def make_launcher(
 
 
 def check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+    require_one_of("backend", backend, BACKENDS)
