@@ -34,6 +34,14 @@ from swath.workers.pool import WorkerPool
 _MEANINGLESS = (*OF_BUFFERS, "non_blocking", "consolidate")
 
 
+def make_crew(
+    factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]], num_workers: int, start_method: Any, **options: Any
+) -> EnvCrew:
+    """Envs, side by side in so many workers."""
+    layout, method = WorkerLayout.spread(len(factories), num_workers), check_start_method(start_method)
+    return EnvCrew(factories, kwargs, layout, make_env=make_env, join=side_by_side, method=method, **options)
+
+
 class CrewEnv(NotCopied, RowEnv):
     """What ``ParallelEnv`` and ``AsyncEnvPool`` have in common: envs elsewhere, of which this one tells."""
 
@@ -236,17 +244,8 @@ class ParallelEnv(CrewEnv):
             "use a SerialEnv, or an AsyncEnvPool with backend='threading'",
         )
         processes = min(num_envs, available_cores()) if num_workers is None else num_workers
-        crew = EnvCrew(
-            factories,
-            kwargs,
-            WorkerLayout.spread(num_envs, processes),
-            make_env=make_env,
-            join=side_by_side,
-            method=check_start_method(mp_start_method),
-            step_timeout_s=step_timeout_s,
-            num_threads=num_sub_threads,
-        )
-        super().__init__(crew, device)
+        options = {"step_timeout_s": step_timeout_s, "num_threads": num_sub_threads}
+        super().__init__(make_crew(factories, kwargs, processes, mp_start_method, **options), device)
 
 
 class _Part:

@@ -12,17 +12,14 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from swath import platforms
-from swath.envs.making import make_env, resolve_factories
-from swath.envs.parallel import CrewEnv
-from swath.envs.serial import side_by_side
+from swath.envs.making import resolve_factories
+from swath.envs.parallel import CrewEnv, make_crew
 from swath.envs.step import complete_flags
 from swath.errors import EnvBusy, NothingSent, require_one_of
 from swath.keys import as_key, nested, show
-from swath.process.start import check_start_method
 from swath.rollout.structure import maybe_dense_stack
-from swath.stepping.env_crew import EnvCrew
 from swath.stepping.shared_steps import BUSY, ENDED, FAILED, RESET, STEP, STEP_AND_RESET
-from swath.workers.layout import WorkerLayout, available_cores
+from swath.workers.layout import available_cores
 
 _STACKS = ("dense", "maybe_dense", "lazy")
 _NAMES = {RESET: "async_reset", STEP: "async_step", STEP_AND_RESET: "async_step_and_maybe_reset"}
@@ -101,14 +98,12 @@ class AsyncEnvPool(CrewEnv):
             raise ValueError(f"{type(self).__name__}: num_workers={num_workers} for {count} envs; give 1 to {count}")
         if not self._threads:
             platforms.require(type(self).__name__, platforms.STEPPING_WORKERS, "use backend='threading'")
-        crew = EnvCrew(
+        crew = make_crew(
             factories,
             kwargs,
-            WorkerLayout.spread(count, num_workers),
-            make_env=make_env,
-            join=side_by_side,
+            num_workers,
+            mp_start_method,
             threads=self._threads,
-            method=check_start_method(mp_start_method),
             max_steps=max_steps,
             step_timeout_s=step_timeout_s,
             num_threads=num_sub_threads,

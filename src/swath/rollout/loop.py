@@ -283,21 +283,18 @@ class Rollout:
 
     def salvage(self) -> TensorDict | None:
         """After a step raised: the steps of the unfinished batch that all envs completed."""
-        if not self._unfinished:
-            return None
-        if self._taken:
-            self._batch.write(self.strip, self.boundaries, self._taken, self.versions[-1][1])
-            self._taken = 0
-        return self._batch.close()
+        return self._batch.close() if self._has_salvaged() else None
 
     def salvage_into(self) -> int:
         """As ``salvage``, for a batch in given memory: how many steps are in it."""
-        if not self._unfinished:
-            return 0
-        if self._taken:
+        return self._batch.finish() if self._has_salvaged() else 0
+
+    def _has_salvaged(self) -> bool:
+        """Whether there is such a batch; all that was taken is in it then."""
+        if self._unfinished and self._taken:
             self._batch.write(self.strip, self.boundaries, self._taken, self.versions[-1][1])
             self._taken = 0
-        return self._batch.finish()
+        return self._unfinished
 
     def _next_stretch(self, length: int) -> tuple[Callable[[int], None], int, int | None]:
         """What to do for how many steps, and how many of their frames are random (None: all)."""
