@@ -110,7 +110,8 @@ def test_what_is_slow_stands_alone_where_it_was(slow: str, tmp_path: Path) -> No
 
 @pytest.mark.processes
 def test_a_learner_with_a_buffer_that_workers_fill(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(5000), batch_size=32)
+    # Room for all of them: frames that are being replaced do not count.
+    buffer = ReplayBuffer(storage=LazyTensorStorage(40_000), batch_size=32)
     collector = MultiAsyncCollector(
         ["CartPole-v1"] * 4, a_policy(), frames_per_batch=100, total_frames=6000, replay_buffer=buffer
     )
