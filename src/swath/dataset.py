@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swath.dataset_format import COMMITS, Damaged, read_metadata
+from swath.hints import ExplainsGuesses
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Dataset:
+class Dataset(ExplainsGuesses):
     """A dataset that is open for reading.
 
     ``frames`` is read from disk as it is used. Its tensors can be written to; that changes them for this program, and

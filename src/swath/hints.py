@@ -21,6 +21,8 @@ _LEARNER = "a collector only collects; the learner, with its settings, is yours"
 _LOGGING = "log what you like of each batch in your own loop; stats() has the rates"
 _SPACES = "leave it out: the first frames say what is stored"
 _FRAMES = "frames_per_batch=, of all envs together"
+_TURNS = "frames_per_batch=, and how often your loop trains; or, after start(), the buffer's rate_limiter="
+_PLACES = "a SerialEnv steps envs in turns, a ParallelEnv in processes; a MultiCollector takes the policy to them"
 
 #: By the name of a class: guesses, and what to say.
 _ARGUMENTS: dict[str, dict[str, str]] = {
@@ -31,10 +33,15 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "n_steps num_steps steps rollout_length rollout_steps rollout_fragment_length": _FRAMES,
         "batch_size train_batch_size steps_per_batch frames_per_batch_": _FRAMES,
         "total_timesteps num_timesteps timesteps max_frames num_frames n_frames train_for_env_steps": "total_frames=",
+        "n_timesteps num_env_steps": "total_frames=",
         "max_episode_steps max_episode_length max_steps time_limit horizon episode_length": "max_frames_per_traj=",
         "learning_starts warmup_steps random_steps start_steps initial_random_steps": "init_random_frames=",
         "n_workers workers num_env_runners num_rollout_workers num_processes n_jobs": "num_workers= of MultiCollector",
         "num_envs_per_env_runner num_envs_per_worker n_envs_per_worker": "envs_per_worker= of a MultiCollector",
+        "policy_kwargs net_arch": "make the policy with them; a collector takes it as it is",
+        "train_freq gradient_steps": _TURNS,
+        "vec_env_cls vectorization_mode": _PLACES,
+        "verbose progress_bar": _LOGGING,
         "gamma learning_rate lr n_epochs gae_lambda ent_coef clip_range optimizer loss_module loss": _LEARNER,
         "callback callbacks on_batch": "post_collect_hook= is called with each batch",
         "logger log_dir tensorboard_log": _LOGGING,
@@ -48,7 +55,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "norm_obs norm_reward transforms": "put the env into a TransformedEnv(env, transform)",
         "num_episodes n_episodes episodes": "trajs_per_batch=, whole episodes; total_frames= is when to stop",
     },
-    "Collector": {"n_envs num_envs": _SEVERAL},
+    "Collector": {"n_envs num_envs num_workers envs_per_worker": _SEVERAL},
     "MultiCollector": {"n_envs num_envs": _LIST},
     "AsyncBatchedCollector": {"n_envs num_envs": _LIST},
     "NodesCollector": {
@@ -117,6 +124,8 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
     },
 }
 _ARGUMENTS["SerialEnv"] = _ARGUMENTS["EnvBase"]  # which makes one, and is none itself
+#: What is meant by arguments that are given by position, where these have names only.
+_BY_NAME = dict.fromkeys(["ReplayBuffer", "TensorDictReplayBuffer"], "storage=LazyTensorStorage(size), batch_size=256")
 _ATTRIBUTES: dict[str, dict[str, str]] = {
     "BaseCollector": {
         "learn train fit optimize train_step": "a collector only collects: train on each batch of `for batch in "
@@ -132,8 +141,20 @@ _ATTRIBUTES: dict[str, dict[str, str]] = {
         "predict eval evaluate evaluate_policy": "swath.Evaluator plays whole episodes; the policy itself is yours",
         "get_attr": "getattr_env(name)",
         "env_method set_attr": "map_fn(function) calls it with every env's collector",
+        "update_policy_weights load_weights": "update_policy_weights_()",
+        "get_weights": "state_dict() of the policy, which is yours",
+        "next_batch get_rollout": "iterate over it, or call next()",
+        "reset_env reset_envs": "reset()",
         "logger": _LOGGING,
         "resume": "start() goes on in the background after pause(); iterating goes on by itself",
+    },
+    "Collector": {"set_weights": "update_policy_weights_()"},
+    "WorkerBatches": {"env envs": 'they are in the workers: get_distant_attr("env.batch_size") asks each'},
+    "Dataset": {
+        "observations actions rewards terminations truncations data transitions": 'frames["observation"], '
+        'frames["action"], frames["next", "reward"]',
+        "get_dataset iterate_episodes sample_episodes": "episodes says where each one starts, and how long it is",
+        "columns keys": "frames.keys()",
     },
     "EnvBase": {
         "seed": "set_seed(seed)",
@@ -198,10 +219,15 @@ def explains_unknown(
     (Without ``**kwargs`` in its signature, which would keep type checkers from seeing a misspelt name.) ``without``
     says which of the unknown ones are to be refused; the others are left out.
     """
-    known = frozenset(inspect.signature(init).parameters)
+    parameters = inspect.signature(init).parameters
+    known = frozenset(parameters)
+    by_position = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(by_position) and not takes_any:
+            raise _too_many(type(self), by_position, [name for name in parameters if name not in by_position][1:])
         if not kwargs.keys() <= known:
             unknown = {name: kwargs.pop(name) for name in list(kwargs) if name not in known}
             refused = unknown if without is None else without(type(self), unknown)
@@ -210,6 +236,13 @@ def explains_unknown(
         return init(self, *args, **kwargs)  # type: ignore[call-arg]
 
     return cast("Callable[P, R]", checked)
+
+
+def _too_many(kind: type, by_position: list[str], by_name: list[str]) -> TypeError:
+    """The error of a call with more arguments than have a place."""
+    taken = f"only {' and '.join(by_position)}" if by_position else "nothing"
+    rest = _BY_NAME.get(kind.__name__) or ", ".join(f"{name}=" for name in by_name[:4]) + ", ..."
+    return TypeError(f"{kind.__name__} takes {taken} by position; say the names of the others: {rest}")
 
 
 def unknown_arguments(kind: type, names: Iterable[str], known: Iterable[str] | None = None) -> TypeError:

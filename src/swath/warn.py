@@ -27,7 +27,7 @@ class Line(NamedTuple):
 
 
 #: Where there is none: in a worker process.
-NOWHERE = Line("swath", 1, "swath", None)
+NOWHERE = Line("<swath worker>", 1, "swath", None)  # in brackets: nobody looks for a file
 _of_thread = threading.local()
 
 
@@ -54,9 +54,17 @@ def warn_user(message: str, category: type[Warning] = UserWarning, at: Line | No
     warnings.warn_explicit(message, category, line.filename, line.lineno, line.module, line.registry)
 
 
+def _began_a_process(frame: FrameType) -> bool:
+    """Whether this is the command that Python started a worker with, which nobody wrote."""
+    if frame.f_back is not None or frame.f_code.co_filename != "<string>":
+        return False
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
 def _is_between(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    if file.startswith((_SWATH, "<frozen ")):
+    if file.startswith((_SWATH, "<frozen ")) or _began_a_process(frame):
         return True
     if file.startswith(_STDLIB) and not any(part in file for part in _PACKAGES):
         return True

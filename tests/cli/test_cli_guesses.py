@@ -24,6 +24,11 @@ from swath.envs import GymEnv
         ("collect CartPole-v1 --total-timesteps 9 --out x", "--total-timesteps: did you mean --frames?"),
         ("collect CartPole-v1 --frame 9 --out x", "--frame: did you mean --frames?"),
         ("collct CartPole-v1", "did you mean swath collect?"),
+        (
+            "collect CartPole-v1 --frames 9 --out x --resume",
+            "--resume: a folder is not gone on with: collect the rest with another --out and another --seed, then "
+            "swath.load both",
+        ),
     ],
 )
 def test_a_misspelt_option_is_answered_with_the_right_one(command: str, said: str, capsys: Any) -> None:

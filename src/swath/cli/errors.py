@@ -96,6 +96,7 @@ def _unknown_env(error: Exception, env_id: str) -> list[str]:
     lines = [str(error)]
     if "did you mean" not in lines[0]:
         lines.append(
-            "an env of your own or of another package is named with the module that registers it: module:Env-v0"
+            "an env of your own or of another package is named with the module that registers it: module:Env-v0, where "
+            'the module says gymnasium.register("Env-v0", entry_point=make_env)'
         )
     return lines

@@ -31,6 +31,12 @@ class Parser(argparse.ArgumentParser):
         **dict.fromkeys(["--env", "--env-id", "--gym-id", "--task"], "ENV, the first word, without a name before it"),
     }
 
+    #: What people look for that is not there.
+    _MISSING: ClassVar = dict.fromkeys(
+        ["--resume", "--continue", "--append"],
+        "a folder is not gone on with: collect the rest with another --out and another --seed, then swath.load both",
+    )
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, allow_abbrev=False)
         self._given: list[str] = []
@@ -44,6 +50,9 @@ class Parser(argparse.ArgumentParser):
         hints = []
         for option in [word.partition("=")[0] for word in self._given if word.startswith("--")]:
             if option in known:
+                continue
+            if option in self._MISSING:
+                hints.append(f"{option}: {self._MISSING[option]}")
                 continue
             near = [self._GUESSES[option]] if option in self._GUESSES else difflib.get_close_matches(option, known, n=1)
             hints += [f"{option}: did you mean {name}?" for name in near]

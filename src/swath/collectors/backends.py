@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swath.collectors.assignment import list_nodes
-from swath.collectors.numbers import positive_int
+from swath.collectors.numbers import flag, positive_int
 from swath.errors import require_one_of
 
 BACKENDS = ("direct", "process", "ray", "distributed", "rpc", "submitit")
@@ -56,11 +56,12 @@ def make_collector(create_env_fn: Any, policy: Any, kwargs: dict[str, Any]) -> A
             raise ValueError(f"backend_options: {name} was given as an argument already")
     kwargs |= options
     factories = _one_for_each(create_env_fn, num_collectors)
+    kwargs["sync"] = flag("sync", sync)
     if backend == "process":
         from swath.collectors.multi import MultiCollector
 
-        return MultiCollector(factories, policy, sync=bool(sync), **kwargs)
-    return _node_collector(backend)(factories, policy, sync=bool(sync), **kwargs)
+        return MultiCollector(factories, policy, **kwargs)
+    return _node_collector(backend)(factories, policy, **kwargs)
 
 
 def _node_collector(backend: str) -> Any:

@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType
 
 from swath.collectors.arguments import make_assembler, policy_wrapper, random_frames, step_limit
 from swath.collectors.devices import Devices
-from swath.collectors.numbers import positive_int, positive_number, whole_number
+from swath.collectors.numbers import flag, positive_int, positive_number, whole_number
 from swath.data.postprocessing import Postprocessing
 from swath.data.trajectories import TrajectoryAssembler, TrajFormat
 from swath.rollout.boundaries import TrajectoryIds
@@ -140,6 +140,9 @@ class CollectorConfig:
     def __post_init__(self) -> None:
         if self.frames_per_batch is None:
             raise TypeError(f"{self.who} needs frames_per_batch")
+        for field in dataclasses.fields(self):
+            if str(field.type).startswith("bool"):
+                flag(field.name, getattr(self, field.name))
         if not self.reset_when_done:
             raise ValueError("reset_when_done=False is not supported: an env that is done is always reset")
         if self.replay_buffer is not None and self.use_buffers:
@@ -150,6 +153,9 @@ class CollectorConfig:
             given = self.auto_register_policy_transforms
             raise TypeError(f"auto_register_policy_transforms must be True, False or None; got {given!r}")
         self._check_policy()
+        if isinstance(self.policy_factory, torch.nn.Module):
+            kind = type(self.policy_factory).__name__
+            raise TypeError(f"policy_factory must be a function that makes a policy; {kind} is one already: policy=")
         # As what they mean, from here on.
         self._set("max_frames_per_traj", step_limit(self.max_frames_per_traj))
         self._set("init_random_frames", random_frames(self.init_random_frames))

@@ -19,7 +19,7 @@ from swath.collectors.evaluation_backends import EvaluationBackend, ProcessBacke
 from swath.collectors.evaluation_ray import RayBackend
 from swath.collectors.evaluation_schemes import check_schemes, require_model
 from swath.collectors.evaluation_thread import EvaluationThread, Result, result_of
-from swath.collectors.numbers import positive_int
+from swath.collectors.numbers import positive_int, seed_number
 from swath.collectors.single import Collector
 from swath.copying import NotCopied
 from swath.data.trajectories import TrajFormat
@@ -295,7 +295,7 @@ class Evaluator(NotCopied, ExplainsGuesses):
             if self._thread.is_busy:
                 raise RuntimeError("set_seed while an evaluation is under way: wait() for it first")
             backend = self._backend
-            future = self._thread.call(lambda: backend.set_seed(int(seed), static_seed))
+            future = self._thread.call(lambda: backend.set_seed(seed_number(seed), static_seed))
         return result_of(future)
 
     def state_dict(self) -> dict[str, Any]:

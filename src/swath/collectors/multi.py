@@ -17,6 +17,7 @@ from swath.collectors.buffer_fill import BufferFill, FillPlan, workers_can_fill
 from swath.collectors.config import WorkersConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown, needs_sync
+from swath.collectors.numbers import flag, seed_number
 from swath.collectors.remote import ENV, WORKER, Delivers, is_per_place, warn_started_again
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
@@ -80,7 +81,7 @@ class MultiCollector(WorkerBatches):
             from swath.collectors.multi_async import MultiAsyncCollector
             from swath.collectors.multi_sync import MultiSyncCollector
 
-            return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)  # type: ignore[return-value, arg-type]
+            return super().__new__(MultiSyncCollector if flag("sync", sync) else MultiAsyncCollector)  # type: ignore[return-value, arg-type]
         return super().__new__(cls)
 
     @explains_unknown
@@ -145,7 +146,7 @@ class MultiCollector(WorkerBatches):
         on_policy_lag: str | None = None,
     ) -> None:
         self._closed = True  # until there is something to close
-        if sync is not None and bool(sync) != self._is_shared:
+        if sync is not None and flag("sync", sync) != self._is_shared:
             raise ValueError(
                 f"a {type(self).__name__} has sync={self._is_shared}; use MultiCollector(..., sync={sync})"
             )
@@ -376,7 +377,7 @@ class MultiCollector(WorkerBatches):
 
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
-        following: int | None = int(seed)
+        following: int | None = seed_number(seed)
         for handle in self._workers.handles:
             self._seeds[handle.number] = int(following or 0), static_seed
             (following,) = self._call_idle("set_seed", following, static_seed, handles=[handle])
@@ -386,6 +387,8 @@ class MultiCollector(WorkerBatches):
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Start new episodes with the next batch: in all envs, or in those that ``reset_idx`` (a bool each) marks."""
         count = len(self._assignment.members)
+        if reset_idx is not None and not hasattr(reset_idx, "__len__"):
+            raise TypeError(f"reset_idx must have a bool for each of {count} envs, got {reset_idx!r}")
         if reset_idx is not None and len(reset_idx) != count:
             raise ValueError(f"reset_idx has {len(reset_idx)} entries for {count} envs")
         chosen = [i for i in range(count) if reset_idx is None or reset_idx[i]]

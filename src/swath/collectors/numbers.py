@@ -1,4 +1,4 @@
-"""Numbers that users write, checked: whole, positive, or none."""
+"""Numbers and flags that users write, checked: whole, positive, or none."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def positive_number(name: str, value: Any) -> float:
     if not _is_number(value) or value <= 0:
         raise ValueError(f"{name} must be a number above 0, got {value!r}")
     return float(value)
+
+
+def seed_number(value: Any) -> int:
+    """A seed, whatever number it is written as."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"set_seed takes a whole number, got {value!r}; without set_seed every run is another one"
+        ) from None
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as True or False; "false", as a command line or a file has it, would be True."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be True or False, got the string {value!r}")
+    return bool(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -17,6 +17,7 @@ from swath.collectors.budget import Budget
 from swath.collectors.config import SingleConfig
 from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
+from swath.collectors.numbers import seed_number
 from swath.collectors.profiling import ProfileConfig, RolloutProfiler
 from swath.collectors.runner import FOR_WORKERS, Runner
 from swath.collectors.scheme_ends import SchemeEnds
@@ -322,7 +323,7 @@ class Collector(TellsOfRunner, BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         self._require_still("set_seed")
-        self.runner.seed_random(int(seed))
+        self.runner.seed_random(seed_number(seed))
         following = self.env.set_seed(seed, static_seed)
         self._restart()
         return following

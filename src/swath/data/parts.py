@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from swath.data.samplers import Sampler
@@ -34,12 +35,17 @@ def made_of(given: Any, kind: type, default: Callable[[], Any]) -> Any:
         return default()
     made = given if isinstance(given, kind) else given() if callable(given) else given
     if not isinstance(made, kind):
-        raise TypeError(f"expected a {kind.__name__} of swath.data, or what makes one; got {type(made).__name__}")
+        instead = f": LazyTensorStorage({made})" if kind.__name__ == "Storage" and isinstance(made, int) else ""
+        raise TypeError(
+            f"expected a {kind.__name__} of swath.data, or what makes one; got {type(made).__name__}{instead}"
+        )
     return made
 
 
 def check_prefetch(prefetch: int | None, batch_size: int | None, shared: bool) -> None:
-    """Refuse what a buffer that prepares samples ahead cannot be."""
+    """Refuse a batch size that is none, and what a buffer that prepares samples ahead cannot be."""
+    if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
+        raise ValueError(f"batch_size must be a whole number, at least 1; got {batch_size!r}")
     if prefetch and batch_size is None:
         raise ValueError("prefetch needs batch_size: samples are prepared before they are asked for")
     if prefetch and shared:

@@ -370,20 +370,20 @@ class ReplayBuffer(NotCopied, ExplainsGuesses):
         return size is not None and self._may_sample(size, wait=True)
 
     def _await(self, size: int, wait: bool, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        # Also where there is enough: who waits for new frames must know that there are none.
-        self._sources.raise_failure()
+        began = time.monotonic()
+        self._sources.raise_failure()  # also where there is enough: who waits for new frames must know that none come
         while not self._may_sample(size, wait):
             self._sources.raise_failure()
-            is_filled = self._sources.is_running
-            if not is_filled and (self._sources or not wait) and not self._may_sample(size, wait):
+            if not self._sources.is_running and (self._sources or not wait) and not self._may_sample(size, wait):
                 self._sources.raise_failure()
                 limit = "" if self.rate_limiter is None else f" ({self.rate_limiter})"
                 raise RuntimeError(
-                    f"{size} frames cannot be sampled{limit}: {self.write_count:,} were written and "
-                    f"{self._num_sampled:,} sampled, and no collector is writing any more"
+                    f"{size} frames cannot be sampled{limit}: {self.write_count:,} were written, {len(self):,} are "
+                    f"there, {self._num_sampled:,} were sampled, and no collector is writing any more"
                 )
-            if deadline is not None and time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            self._sources.warn_who_waits(waited)
+            if timeout is not None and waited > timeout:
                 raise TimeoutError(
                     f"after {timeout} s there were not enough frames to sample {size}: {len(self):,} are in the buffer"
                 )

@@ -213,7 +213,8 @@ class TensorStorage(Storage):
         for key, leaf in leaves.items():
             if leaf.shape[:1] != (len(slots),):
                 raise ValueError(
-                    f"{show(key)}: {tuple(leaf.shape)} for {len(slots):,} frames; the first must be as many"
+                    f"{show(key)} has shape {tuple(leaf.shape)}; its first dimension must be the number of frames, "
+                    f"{len(slots):,}"
                 )
         given = [Field(key, leaf.shape[1:], leaf.dtype) for key, leaf in leaves.items()]
         check_fields(memory.layout.fields, given, partly=True)

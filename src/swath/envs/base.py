@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from swath.envs.playing import play
-from swath.envs.step import complete_flags, hold_others, next_root, require_as_specified, stack_steps
+from swath.envs.step import check_step_input, complete_flags, hold_others, next_root, require_as_specified, stack_steps
 from swath.errors import EnvClosed, EnvDataError
 from swath.hints import ExplainsGuesses
 from swath.keys import Key, as_key
@@ -323,11 +323,7 @@ class EnvBase(Stateful, ExplainsGuesses):
         A bool entry ``_step`` says which envs of a batch to step; the others stay where they are.
         """
         self._assert_open()
-        if self.batch_locked and tensordict.batch_size != self.batch_size:
-            raise RuntimeError(
-                f"{type(self).__name__} has batch size {tuple(self.batch_size)}, but step got a TensorDict of "
-                f"{tuple(tensordict.batch_size)}"
-            )
+        check_step_input(self, tensordict)
         outcome = self._step(tensordict)
         if not isinstance(outcome, TensorDictBase):
             raise EnvDataError(f"{type(self).__name__}._step returned {type(outcome).__name__}, not a TensorDict")

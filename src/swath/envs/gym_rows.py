@@ -205,24 +205,25 @@ class GymStepper:
 
     def reset(self, row: int, env_ids: Sequence[int], *, list_of_kwargs: Any = None, **kwargs: Any) -> None:
         env = 0
-        observation = None
+        result = observation = None
         seeds = self._env.pending_seeds
         try:
             for env in env_ids:
                 gym_env = self._env.gym_envs[env]
-                observation = None
+                result = observation = None
                 own = kwargs if list_of_kwargs is None else {**kwargs, **list_of_kwargs[env]}
                 if seeds[env] is None:
-                    observation, info = gym_env.reset(**own)
+                    result = gym_env.reset(**own)
                 else:
-                    observation, info = gym_env.reset(seed=seeds[env], **own)
+                    result = gym_env.reset(seed=seeds[env], **own)
                     seeds[env] = None
+                observation, info = result
                 self._write(row, env, observation)
                 for leaf, array in self._infos:
                     leaf.write(array, row, env, info, is_step=False)
         except Exception as error:
             if not self._casts_can_mend(observation, error):
-                self._explain(error, "reset", env, None if observation is None else (observation, {}))
+                self._explain(error, "reset", env, result)
             self._write(row, env, observation)
             rest = list(env_ids)[list(env_ids).index(env) + 1 :]
             self.reset(row, rest, list_of_kwargs=list_of_kwargs, **kwargs)

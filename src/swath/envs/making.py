@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
+from torch import nn
 
 from swath.envs.base import EnvBase
 from swath.envs.guest import GuestEnv, is_guest
@@ -30,6 +31,11 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
     ready = is_env(create_env_fn)
     if ready and kwargs:
         raise RuntimeError("create_env_kwargs are for a function that makes the env; this env is made already")
+    if not ready and isinstance(create_env_fn, nn.Module):
+        raise TypeError(
+            f"create_env_fn is {shown(create_env_fn)}, a module; the env, or what makes it, comes first, the policy "
+            "second"
+        )
     if not ready and not callable(create_env_fn):
         raise TypeError(f"create_env_fn is {shown(create_env_fn)}; {ACCEPTED}")
     env = create_env_fn if ready else wrap_known(create_env_fn(**(kwargs or {})))
@@ -78,6 +84,11 @@ def resolve_factories(
     """A factory and keywords for each env."""
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"{who}: the number of envs must be a positive integer, got {num_envs!r}")
+    if is_env(create_env_fn):
+        raise TypeError(
+            f"{who} makes its envs, and was given one that is made ({shown(create_env_fn)}): give a function that "
+            f"makes one, {who}({num_envs}, make_env)"
+        )
     if callable(create_env_fn) or isinstance(create_env_fn, str):
         create_env_fn = [create_env_fn] * num_envs
     factories: list[Any] = list(create_env_fn)

@@ -52,6 +52,11 @@ class SerialEnv:
         refuse_unknown(SerialEnv, others, _FOR_PROCESSES)
         factories, kwargs = resolve_factories("SerialEnv", num_workers, create_env_fn, create_env_kwargs)
         children: list[Any] = [make_env(factory, own) for factory, own in zip(factories, kwargs, strict=True)]
+        if len({id(child.env if isinstance(child, GymWrapper) else child) for child in children}) < len(children):
+            raise ValueError(
+                f"SerialEnv({num_workers}): some of these envs are one and the same, which would be stepped twice in "
+                "each step; let create_env_fn be a function that makes a new one at each call"
+            )
         if all(isinstance(child, GymWrapper) for child in children) and same_spaces(children):
             return SerialGymEnv(children, device)
         return SerialRowEnv(children, device)

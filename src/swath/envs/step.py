@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -10,6 +11,20 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from swath.errors import EnvDataError, EnvError
 from swath.keys import as_key, show
 from swath.specs import Composite, NestedKey
+
+
+def check_step_input(env: Any, given: Any) -> None:
+    """Refuse what ``env.step`` cannot take, an action as Gymnasium's envs do above all."""
+    who = type(env).__name__
+    if not isinstance(given, TensorDictBase):
+        raise TypeError(
+            f"{who}.step takes a TensorDict, got {type(given).__name__}: td = env.reset(), then "
+            'env.step(td.set("action", action)), whose "next" has observation, reward and done'
+        )
+    if env.batch_locked and given.batch_size != env.batch_size:
+        raise RuntimeError(
+            f"{who} has batch size {tuple(env.batch_size)}, but step got a TensorDict of {tuple(given.batch_size)}"
+        )
 
 
 def step_mdp(

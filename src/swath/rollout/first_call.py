@@ -150,7 +150,10 @@ def _check_action(got: Field, wanted: Field, env: Any) -> None:
     if wanted.shape not in (got.shape, (*got.shape, 1)):
         hint = ""
         if type(spec).__name__ in ("OneHot", "MultiOneHot"):
-            hint = "; for integer actions, make the env with categorical_action_encoding=True"
+            hint = (
+                "; for integer actions, make the env with categorical_action_encoding=True (an argument of GymEnv, and "
+                "of GymWrapper, which takes any gymnasium env)"
+            )
         elif type(spec).__name__ == "Categorical":
             hint = "; for one-hot actions, make the env with categorical_action_encoding=False"
         raise PolicyOutputError(

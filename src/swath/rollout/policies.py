@@ -84,8 +84,7 @@ def policy_calls(policy: Any, env: Any, trust_policy: bool = False) -> list[Poli
     refuse_rand_step(policy)
     if isinstance(policy, TensorDictModuleBase):
         return module_calls(policy)
-    if not callable(policy):
-        raise TypeError(f"a policy must be callable, got {type(policy).__name__}; a factory goes to policy_factory=")
+    _refuse_what_cannot_act(policy)
     if trust_policy or _is_compiled(policy) or _takes_tensordict(policy):
         return [whole_call(policy)]
     in_keys, out_keys = getattr(policy, "in_keys", None), getattr(policy, "out_keys", None)
@@ -101,6 +100,23 @@ def refuse_rand_step(policy: Any) -> None:
         raise TypeError(
             f"policy={type(env).__name__}.rand_step would step the env in each of the collector's steps; for random "
             "actions leave the policy out"
+        )
+
+
+def _refuse_what_cannot_act(policy: Any) -> None:
+    name = type(policy).__name__
+    if isinstance(policy, type):
+        raise TypeError(f"the policy is the class {policy.__name__}: give an object of it, or policy_factory=")
+    if not callable(policy):
+        instead = (
+            f"give its method, {name}.predict" if hasattr(policy, "predict") else "a factory goes to policy_factory="
+        )
+        raise TypeError(f"a policy must be callable, got {name}; {instead}")
+    if isinstance(policy, nn.Module) and getattr(policy.forward, "__func__", None) is nn.Module.forward:
+        method = "get_action_and_value" if hasattr(policy, "get_action_and_value") else "method"
+        raise TypeError(
+            f"the policy {name} has no forward(); say which of its methods acts, and what that takes and returns: "
+            f'TensorDictModule(policy.{method}, in_keys=["observation"], out_keys=["action", ...])'
         )
 
 

@@ -23,7 +23,7 @@ from swath.collectors.distributed.node_recordings import NodeRecordings
 from swath.collectors.distributed.plans import NodePlans
 from swath.collectors.distributed.requests import NodePlan
 from swath.collectors.front_door import explains_unknown
-from swath.collectors.numbers import positive_int
+from swath.collectors.numbers import positive_int, seed_number
 from swath.collectors.remote import ENV, WORKER
 from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
@@ -367,7 +367,7 @@ class NodesCollector(NodeBatches):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         self._still("set_seed")
-        following = int(seed)
+        following = seed_number(seed)
         for handle in self._nodes.handles:
             handle.seed = following, static_seed
             answer = self._nodes.ask(handle, "set_seed", following, static_seed) if handle.alive else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 import weakref
@@ -87,14 +88,6 @@ class InferenceServer(PolicyService):
         'make another one with the same arguments, or give others a client(): with transport="slots" or "mp" one can '
         "be sent to another process"
     )
-
-    if not TYPE_CHECKING:  # type checkers read the constructor; what another backend makes has the same methods
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> PolicyService:
-            from swath.modules.inference_server.backends import serve_elsewhere
-
-            elsewhere = serve_elsewhere(*args, **kwargs) if cls is InferenceServer else None
-            return super().__new__(cls) if elsewhere is None else elsewhere
 
     @explains_unknown
     def __init__(
@@ -182,6 +175,16 @@ class InferenceServer(PolicyService):
         self._thread: threading.Thread | None = None
         #: A forked copy of this process has a copy of this object; the thread is not its own.
         self._pid = os.getpid()
+
+    if not TYPE_CHECKING:  # type checkers read the constructor; what another backend makes has the same methods
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> PolicyService:
+            from swath.modules.inference_server.backends import serve_elsewhere
+
+            elsewhere = serve_elsewhere(*args, **kwargs) if cls is InferenceServer else None
+            return super().__new__(cls) if elsewhere is None else elsewhere
+
+        __new__.__signature__ = inspect.signature(__init__)  # so does inspect
 
     # -- life ------------------------------------------------------------------------------------------------------
 
