@@ -20,11 +20,22 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import swath
-from swath import Collector, GymEnv, GymWrapper, InferenceServer, MultiCollector, ReplayBuffer, SerialEnv
+from swath import (
+    AsyncBatchedCollector,
+    Collector,
+    GymEnv,
+    GymWrapper,
+    InferenceServer,
+    MultiCollector,
+    RandomPolicy,
+    ReplayBuffer,
+    SerialEnv,
+    TransformedEnv,
+)
 from swath.collectors import MultiAsyncCollector, MultiSyncCollector
 from swath.collectors.config import BatchedConfig, CollectorConfig, SingleConfig
 from swath.data import LazyTensorStorage, TensorDictReplayBuffer, sources
-from swath.envs import ParallelEnv
+from swath.envs import ParallelEnv, StepCounter
 from swath.errors import EnvDataError, PolicyOutputError
 from warned import warned_here
 
@@ -130,10 +141,48 @@ def test_an_env_that_is_made_is_no_function(kind: Any) -> None:
 def test_one_env_twice_is_refused() -> None:
     """It was stepped twice in each step, and the frames of both were nonsense."""
     env, gym_env = make_cartpole(), gym.make("CartPole-v1")
-    for twice in (lambda: env, [env, env], lambda: gym_env, [gym_env, gym_env]):
+    around = lambda: TransformedEnv(env, StepCounter())  # noqa: E731
+    for twice in (lambda: env, [env, env], lambda: gym_env, [gym_env, gym_env], around):
         with pytest.raises(ValueError, match=r"SerialEnv\(2\): some of these envs are one and the same"):
             SerialEnv(2, twice)
     SerialEnv(2, [env, make_cartpole()])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("made", ["swath", "gymnasium"])
+@pytest.mark.parametrize("kind", ["MultiCollector", "ParallelEnv", "AsyncBatchedCollector", "threads"])
+def test_one_env_twice_in_a_worker_is_two(kind: str, made: str) -> None:
+    """As it would be if each had a process of its own: how envs are packed must not be seen."""
+    env = GymWrapper(StepsCounted()) if made == "swath" else StepsCounted()
+    frames: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12, "num_workers": 1}
+    collector: Any
+    if kind == "MultiCollector":
+        collector = MultiCollector([lambda: env, lambda: env], None, sync=True, **frames)
+    elif kind == "ParallelEnv":
+        collector = Collector(ParallelEnv(2, lambda: env, num_workers=1), None, frames_per_batch=12, total_frames=12)
+    else:
+        backend = "threading" if kind == "threads" else "multiprocessing"
+        collector = AsyncBatchedCollector([env, env], policy_factory=RandomPolicy, env_backend=backend, **frames)
+    with collector:
+        (batch,) = collector
+    after, before = batch["next", "observation"], batch["observation"]
+    assert ((after - before) == 1).all()
+
+
+class StepsCounted(gym.Env[np.ndarray, int]):
+    """Whose observation is how many steps it has taken."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, False, False, {}
 
 
 WARNS = """

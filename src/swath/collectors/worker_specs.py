@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from swath.collectors.assignment import Assignment, RequestedEnv
 from swath.collectors.config import WorkersConfig
-from swath.envs.making import make_env
+from swath.envs.making import make_env_beside
 from swath.envs.policy_transforms import complete_env
 from swath.process.seeding import draw_base_seed
 from swath.process.start import StartMethod
@@ -49,7 +49,7 @@ class SpecMaker:
             id_stride=num_members + self._stride_over,
             factories=[member.factory for member in own],
             env_kwargs=[member.kwargs for member in own],
-            make_env=make_env,
+            make_env=make_env_beside,
             policy=None if first.policy_factory is not None else config.policy,
             policy_factory=first.policy_factory,
             frames=first.frames,

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import gymnasium
 from torch import nn
 
@@ -14,6 +15,7 @@ from swath.envs.guest import GuestEnv, is_guest
 from swath.envs.gym import GymEnv, GymWrapper
 from swath.envs.known import wrap_known, wrapper_of
 from swath.hints import unknown_arguments
+from swath.process.pickling import dumps
 
 #: Arguments of TorchRL's batches of envs about processes that there are not here, or memory that is always as it is.
 OF_BUFFERS = ("use_buffers", "shared_memory", "memmap", "share_individual_td", "daemon")
@@ -46,6 +48,25 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None = None) -> Env
     if is_guest(env):
         return GuestEnv(env)
     raise TypeError(f"what create_env_fn made is {shown(env)}, which is no env; {ACCEPTED}")
+
+
+def make_env_beside(create_env_fn: Any, kwargs: Mapping[str, Any] | None, others: Sequence[EnvBase]) -> EnvBase:
+    """The env of a worker that has ``others``: where it was given one twice, or a function that returns the same one
+    each time, a copy, which it would have got in a process of its own."""
+    env = make_env(create_env_fn, kwargs)
+    if any(innermost(env) is innermost(other) for other in others):
+        return make_env(cloudpickle.loads(dumps(create_env_fn)), kwargs)
+    return env
+
+
+def innermost(env: EnvBase) -> Any:
+    """The object that is stepped, whatever is around it."""
+    if isinstance(env, GuestEnv):
+        return env.guest
+    if isinstance(env, GymWrapper):
+        return env.env.unwrapped
+    base = vars(env).get("base_env")
+    return env if base is None else innermost(base)
 
 
 #: For errors.

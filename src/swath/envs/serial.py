@@ -11,7 +11,7 @@ import torch
 from swath.envs.base import EnvBase
 from swath.envs.gym import GymWrapper
 from swath.envs.gym_rows import GymRowEnv
-from swath.envs.making import OF_BUFFERS, make_env, refuse_unknown, resolve_factories
+from swath.envs.making import OF_BUFFERS, innermost, make_env, refuse_unknown, resolve_factories
 from swath.envs.rows import RowEnv, specs_of_all
 from swath.errors import EnvError, add_note
 from swath.hints import wrapped
@@ -52,7 +52,7 @@ class SerialEnv:
         refuse_unknown(SerialEnv, others, _FOR_PROCESSES)
         factories, kwargs = resolve_factories("SerialEnv", num_workers, create_env_fn, create_env_kwargs)
         children: list[Any] = [make_env(factory, own) for factory, own in zip(factories, kwargs, strict=True)]
-        if len({id(child.env if isinstance(child, GymWrapper) else child) for child in children}) < len(children):
+        if len({id(innermost(child)) for child in children}) < len(children):
             raise ValueError(
                 f"SerialEnv({num_workers}): some of these envs are one and the same, which would be stepped twice in "
                 "each step; let create_env_fn be a function that makes a new one at each call"

@@ -47,7 +47,7 @@ class EnvCrew:
     Args:
         factories, env_kwargs: of each env.
         layout: which env is in which host.
-        make_env: makes one of a factory and its keywords.
+        make_env: makes one of a factory and its keywords, beside those that are there.
         join: several envs as one, stepped together.
         threads: whether hosts are threads, not processes.
         max_steps: truncate episodes after so many steps.
@@ -61,7 +61,7 @@ class EnvCrew:
         env_kwargs: Sequence[Mapping[str, Any]],
         layout: WorkerLayout,
         *,
-        make_env: Callable[[Any, Mapping[str, Any]], EnvBase],
+        make_env: Callable[[Any, Mapping[str, Any], Sequence[EnvBase]], EnvBase],
         join: Callable[[Sequence[EnvBase]], EnvBase],
         threads: bool = False,
         method: StartMethod = "forkserver",

@@ -28,8 +28,8 @@ class EnvsOfWorker:
     members: range
     factories: Sequence[Any]
     env_kwargs: Sequence[Mapping[str, Any]]
-    #: Makes an env of a factory and its keywords: what an env is, is nothing to a process.
-    make_env: Callable[[Any, Mapping[str, Any]], EnvBase]
+    #: Makes an env of a factory and its keywords, beside those that are there: what an env is, is nothing to a process.
+    make_env: Callable[[Any, Mapping[str, Any], Sequence[EnvBase]], EnvBase]
     #: Of all workers; each has a random stream of its own.
     base_seed: int
     #: For torch.
@@ -56,7 +56,7 @@ class EnvsOfWorker:
         """Make them, one after the other, into a list: whoever called closes them, also if one cannot be made."""
         for member, factory, kwargs in zip(self.members, self.factories, self.env_kwargs, strict=True):
             try:
-                made.append(self.make_env(factory, kwargs))
+                made.append(self.make_env(factory, kwargs, made))
             except Exception as error:
                 add_note(error, f"swath: raised while env {member} was made")
                 raise
