@@ -40,6 +40,7 @@ from swath.errors import EnvDataError, PolicyOutputError
 from warned import warned_here
 
 FRAMES: dict[str, Any] = {"frames_per_batch": 8, "total_frames": 8}
+RETURNS: Any = ["action", "logprob", "entropy", "value"]
 
 
 def make_cartpole() -> GymEnv:
@@ -72,8 +73,7 @@ class Model:
 def test_an_agent_without_forward_is_told_to_name_its_method() -> None:
     with pytest.raises(TypeError, match=r"the policy Agent has no forward\(\).*policy\.get_action_and_value, in_keys="):
         Collector(make_cartpole(), Agent(), **FRAMES)
-    keys = ["action", "logprob", "entropy", "value"]
-    policy = TensorDictModule(Agent().get_action_and_value, in_keys=["observation"], out_keys=keys)
+    policy = TensorDictModule(Agent().get_action_and_value, in_keys=["observation"], out_keys=RETURNS)
     (batch,) = Collector(make_cartpole(), policy, **FRAMES)  # which is what it says
     assert batch["value"].shape == (8, 1)
 
@@ -100,8 +100,7 @@ def test_env_and_policy_in_the_wrong_order() -> None:
 def test_integer_actions_for_a_one_hot_env_are_told_both_ways_to_an_env() -> None:
     """Of ``SyncVectorEnv``, too, which has no such argument itself."""
     with contextlib.closing(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)) as envs:
-        keys = ["action", "logprob", "entropy", "value"]
-        policy = TensorDictModule(Agent().get_action_and_value, in_keys=["observation"], out_keys=keys)
+        policy = TensorDictModule(Agent().get_action_and_value, in_keys=["observation"], out_keys=RETURNS)
         with pytest.raises(
             PolicyOutputError, match=r"=True \(an argument of GymEnv, and of GymWrapper, which takes any"
         ):
@@ -113,7 +112,7 @@ def test_integer_actions_for_a_one_hot_env_are_told_both_ways_to_an_env() -> Non
 # -- envs ------------------------------------------------------------------------------------------------------------
 
 
-class OldReset(gym.Env[np.ndarray, int]):
+class OldReset(gym.Env[Any, Any]):
     """From before gym 0.26."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -169,7 +168,7 @@ def test_one_env_twice_in_a_worker_is_two(kind: str, made: str) -> None:
     assert ((after - before) == 1).all()
 
 
-class StepsCounted(gym.Env[np.ndarray, int]):
+class StepsCounted(gym.Env[Any, Any]):
     """Whose observation is how many steps it has taken."""
 
     observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
@@ -253,8 +252,9 @@ def flags_of(kind: Any) -> list[str]:
 @pytest.mark.parametrize("name", flags_of(SingleConfig))
 def test_a_flag_that_is_a_string_is_refused(name: str) -> None:
     """``"False"``, from a command line or a file, is true."""
+    given: dict[str, Any] = {**FRAMES, name: "False"}
     with pytest.raises(TypeError, match=rf"{name} must be True or False, got the string 'False'"):
-        Collector(make_cartpole, None, **FRAMES, **{name: "False"})
+        Collector(make_cartpole, None, **given)
 
 
 def test_flags_are_found_by_their_types() -> None:
@@ -265,11 +265,12 @@ def test_flags_are_found_by_their_types() -> None:
 def test_sync_that_is_a_string_is_refused() -> None:
     """``sync="async"`` made a synchronous one."""
     said = r"sync must be True or False, got the string 'async'"
+    given: dict[str, Any] = {**FRAMES, "sync": "async"}
     for kind in (MultiCollector, MultiSyncCollector, MultiAsyncCollector):
         with pytest.raises(TypeError, match=said):
-            kind([make_cartpole], None, **FRAMES, sync="async")
+            kind([make_cartpole], None, **given)
     with pytest.raises(TypeError, match=said):
-        Collector(make_cartpole, None, **FRAMES, num_collectors=2, backend="process", sync="async")  # type: ignore[arg-type]
+        Collector(make_cartpole, None, num_collectors=2, backend="process", **given)
 
 
 def test_arguments_by_position_that_have_names_only() -> None:
