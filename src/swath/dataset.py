@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swath.dataset_format import COMMITS, Damaged, read_metadata
-from swath.hints import ExplainsGuesses
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Dataset(ExplainsGuesses):
+class Dataset:
     """A dataset that is open for reading.
 
     ``frames`` is read from disk as it is used. Its tensors can be written to; that changes them for this program, and
@@ -37,6 +36,13 @@ class Dataset(ExplainsGuesses):
             f"Dataset({self.metadata['env_id']}: {len(self.frames):,} frames, {len(self.episodes):,} episodes"
             f"{incomplete}, in {self.path})"
         )
+
+    if not TYPE_CHECKING:  # for whom every attribute would be there
+
+        def __getattr__(self, name: str) -> Any:
+            from swath.hints import no_attribute
+
+            raise no_attribute(self, name)
 
     def __reduce__(self) -> Any:
         return load, (os.path.abspath(self.path),)  # in another process it is opened, not sent
