@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from swath.collectors.arguments import alike_or_each
 from swath.collectors.asking import arguments_of_calls
 from swath.collectors.base import BaseCollector
 from swath.collectors.budget import Budget
+from swath.collectors.forgotten_weights import ForgottenWeights
 from swath.collectors.scheduler import Scheduler
 from swath.errors import CollectorClosed, EnvError, message_of
 from swath.keys import Key, nested
@@ -66,6 +68,10 @@ class RemoteCollector(BaseCollector):
     def _schedule(self, budget: Budget, num_places: int, random_frames: int, requests_each: int = 2) -> None:
         """Once it is known what a batch is, and the base is made."""
         self._scheduler = Scheduler(budget.total_frames, random_frames, self._progress, num_places, requests_each)
+        self._forgotten_weights = ForgottenWeights(self.policy, self._has_sent_weights)
+
+    def _has_sent_weights(self) -> bool:
+        return any(place.policy_version for place in self._places(time.monotonic())) or self._policy_version > 0
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
@@ -91,6 +97,15 @@ class RemoteCollector(BaseCollector):
         self._tally.fragments.update(fragments)
         if self._assembler is not None:
             self._assembler.fragments.update(fragments)
+
+    def _next_batch(self) -> Any:
+        batch = super()._next_batch()
+        self._forgotten_weights.look()
+        return batch
+
+    def iterator(self) -> Iterator[Any]:
+        yield from super().iterator()
+        self._forgotten_weights.look_back()
 
     # -- who may do what -------------------------------------------------------------------------------------------
 
