@@ -37,6 +37,7 @@ class Costs:
         turns_here: the same, with as many threads as this process has.
         frame_bytes: what the env and the policy write in a step.
         steps: how many steps were measured.
+        kept_off: which share of the time other programs had the core.
         notes: what could not be measured, and why.
     """
 
@@ -48,6 +49,7 @@ class Costs:
     turns_here: Mapping[int, Turn]
     frame_bytes: int
     steps: int
+    kept_off: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -74,8 +76,6 @@ def between(known: Mapping[int, float], at: float) -> float:
     points = sorted(known.items())
     if len(points) == 1 or at <= points[0][0]:
         return points[0][1]
-    for (left, low), (right, high) in pairwise(points):
-        if at <= right:
-            break
+    (left, low), (right, high) = next((pair for pair in pairwise(points) if at <= pair[1][0]), points[-2:])
     slope = (high - low) / (right - left)
     return low + (max(0.0, slope) if at > right else slope) * (at - left)

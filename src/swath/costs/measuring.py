@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,9 +33,11 @@ _MOST_BYTES = 16 * 2**20
 _WARM_UP_PARTS = 2
 #: Shares of waiting below this are no more than how exactly it was measured.
 _LEAST_SLEEP = 0.05
-#: Of many short steps, those stretches are left out that took longest: somebody else had the core.
-_OUTLIERS = 0.02
+#: Where a stretch has more steps than this, they are short; and with fewer stretches, there is nothing to compare.
 _SHORT_STEPS = 8
+_FEW = 8
+#: The quartiles of a normal distribution, in its standard deviations.
+_QUARTILES_APART = 1.35
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def measure(
         turns_here,
         frame_bytes,
         steps,
+        1.0 - spent.on_own_core,
         (note,) if note else (),
     )
 
@@ -133,6 +137,13 @@ def _recorded(collector: Collector) -> Iterator[Recorder]:
         yield control.recorder
     finally:
         control.recorder = before
+
+
+def step_beside_others(collector: Collector, num_envs: int, seconds: float) -> float:
+    """A step of one of the envs of a collector that steps so many, one after the other."""
+    with torch_threads(1):
+        records, spent, _ = _collect(collector, seconds)
+    return _StepCosts.of(records, spent).step_s / num_envs
 
 
 def _collect(collector: Collector, seconds: float, most_steps: int = _MOST_STEPS) -> tuple[list[Record], Spent, int]:
@@ -174,19 +185,17 @@ class _StepCosts:
 
     @classmethod
     def of(cls, records: list[Record], spent: Spent) -> _StepCosts:
-        stretches = _without_outliers([record for record in records if record.kind == Kind.STEPS and record.count])
+        stretches = [record for record in records if record.kind == Kind.STEPS and record.count]
         steps = sum(stretch.count for stretch in stretches)
-        env_s = sum(_env_s(stretch) for stretch in stretches)
-        step_s = env_s / steps
-        square = sum((_env_s(stretch) - stretch.count * step_s) ** 2 for stretch in stretches)
-        env_wall_s = sum(_env_s(record) for record in records if record.kind == Kind.STEPS)
-        sleeps = min(1.0, spent.slept_s / max(env_wall_s, 1e-9))
-        own = spent.on_own_core
+        env_s = sum(map(_env_s, stretches))
+        sleeps = min(1.0, spent.slept_s / max(env_s, 1e-9))
+        step_s, step_std_s = _mean_and_spread(stretches)
+        share = step_s / (env_s / steps)
         return cls(
-            step_s * own,
-            math.sqrt(square / steps),
-            sum(stretch.y for stretch in stretches) / steps * own,
-            sum(stretch.x for stretch in stretches) / steps * own,
+            step_s,
+            step_std_s,
+            sum(stretch.y for stretch in stretches) / steps * share,
+            _typical([stretch.x / stretch.count for stretch in stretches]),
             sleeps if sleeps > _LEAST_SLEEP else 0.0,
         )
 
@@ -196,12 +205,24 @@ def _env_s(stretch: Record) -> float:
     return stretch.end_s - stretch.start_s - stretch.x
 
 
-def _without_outliers(stretches: list[Record]) -> list[Record]:
-    """Long steps may vary as they like; of a stretch of short ones, the sum hardly does."""
-    if sum(stretch.count for stretch in stretches) < _SHORT_STEPS * len(stretches):
-        return stretches
-    stretches = sorted(stretches, key=lambda stretch: (stretch.end_s - stretch.start_s) / stretch.count)
-    return stretches[: max(1, round(len(stretches) * (1 - _OUTLIERS)))]
+def _mean_and_spread(stretches: Sequence[Record]) -> tuple[float, float]:
+    """Of a step.
+
+    Long steps vary as they like. Of a stretch of short ones the sum hardly does; where it does, the machine was busy.
+    """
+    steps = sum(stretch.count for stretch in stretches)
+    each = [_env_s(stretch) / stretch.count for stretch in stretches]
+    if len(stretches) < _FEW or steps < _SHORT_STEPS * len(stretches):
+        mean = sum(map(_env_s, stretches)) / steps
+        square = sum(stretch.count**2 * (value - mean) ** 2 for stretch, value in zip(stretches, each, strict=True))
+        return mean, math.sqrt(square / steps)
+    low, middle, high = quantiles(each, n=4)
+    return middle, (high - low) / _QUARTILES_APART * math.sqrt(steps / len(stretches))
+
+
+def _typical(values: Sequence[float]) -> float:
+    """What most are like: the few that were interrupted do not count."""
+    return median(values) if values else 0.0
 
 
 def _turns(
@@ -237,10 +258,12 @@ def _predicted_s(turns: dict[int, Turn], size: int) -> float:
 
 
 def _turn(records: list[Record], spent: Spent, steps: int) -> Turn:
-    stretches = _without_outliers([record for record in records if record.kind == Kind.STEPS and record.count])
-    policy_s = sum(stretch.x for stretch in stretches) / sum(stretch.count for stretch in stretches)
-    all_s = max(policy_s, spent.wall_s / steps)
-    return Turn(policy_s * spent.on_own_core, (all_s - policy_s) * spent.on_own_core)
+    stretches = [record for record in records if record.kind == Kind.STEPS and record.count]
+    inside_s = sum(stretch.end_s - stretch.start_s for stretch in stretches)
+    policy_s = _typical([stretch.x / stretch.count for stretch in stretches])
+    stepping_s = _typical([_env_s(stretch) / stretch.count for stretch in stretches])
+    between_s = max(0.0, spent.wall_s * spent.on_own_core - inside_s) / steps  # batches that are delivered
+    return Turn(policy_s, stepping_s + between_s)
 
 
 def _first_line(error: BaseException) -> str:
