@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -247,9 +247,23 @@ def _turns(
                 alone = Turn(found.policy_s, 0.0)
                 return {1: alone}, f"what the policy takes for many envs at once is not known: {_first_line(error)}"
             return turns, f"the policy was not asked for {size} envs at once: {_first_line(error)}"
+    turns = never_less(turns)
     # Between two steps of a real env, the policy finds the caches cold.
     cold_s = max(0.0, found.policy_s - turns[1].policy_s)
     return {size: Turn(turn.policy_s + cold_s, turn.around_s) for size, turn in turns.items()}, ""
+
+
+def never_less(turns: Mapping[int, Turn]) -> dict[int, Turn]:
+    """For fewer envs, no turn takes longer than for more: then it was interrupted.
+
+    >>> never_less({1: Turn(3.0, 0.0), 2: Turn(9.0, 0.0), 4: Turn(4.0, 1.0)})[2]
+    Turn(policy_s=4.0, around_s=1.0)
+    """
+    sizes = sorted(turns)
+    return {
+        size: min((turns[more] for more in sizes[number:]), key=lambda turn: turn.all_s)
+        for number, size in enumerate(sizes)
+    }
 
 
 def _predicted_s(turns: dict[int, Turn], size: int) -> float:

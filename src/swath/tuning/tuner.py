@@ -18,7 +18,7 @@ from swath.costs.costs import Costs
 from swath.costs.measuring import measure, step_beside_others
 from swath.costs.model import Machine, ideal, predict
 from swath.envs import SerialEnv
-from swath.envs.making import is_env, shown
+from swath.envs.making import is_env, make_env, shown
 from swath.errors import did_you_mean
 from swath.tuning import candidates as room
 from swath.tuning.layouts import Made
@@ -174,7 +174,7 @@ class Tuner:
         self.say("measuring the env and the policy")
         made, seconds = self.made, self.seconds * _MEASURING
         policy = self._copied.policy if made.policy_factory is None else made.policy_factory()
-        with Collector(made.create_env_fn, policy, frames_per_batch=1) as collector:
+        with _collector_of(made.create_env_fn, policy) as collector:
             self._rows = collector.env.batch_size.numel()
             self.costs = measure(
                 collector,
@@ -191,8 +191,7 @@ class Tuner:
         costs = self._measured
         if costs.step_s > _LONG_STEP_S or self.numbers_of_envs[-1] < _SIDE_BY_SIDE:
             return
-        env = partial(SerialEnv, _SIDE_BY_SIDE, self.made.create_env_fn)
-        with Collector(env, policy, frames_per_batch=_SIDE_BY_SIDE * self._rows) as collector:
+        with _collector_of(partial(SerialEnv, _SIDE_BY_SIDE, self.made.create_env_fn), policy) as collector:
             step_s = step_beside_others(collector, _SIDE_BY_SIDE, _LEAST_MEASURING_S / 2)
         if step_s < costs.step_s:
             share = step_s / costs.step_s
@@ -278,11 +277,14 @@ class Tuner:
         return max(_LEAST_SECONDS, self.seconds * (1 - _MEASURING) / measurements / (1 + SETTLING))
 
     def _new_trial(self, arrangement: Arrangement) -> Trial:
+        self._contestants[arrangement] = contestant = self.contestant(arrangement)
+        return Trial(arrangement, contestant.frames_per_batch, self._predicted(arrangement))
+
+    def contestant(self, arrangement: Arrangement) -> Contestant:
+        """What tries it; whoever has it closes it."""
         steps = self._steps(arrangement)
         frames = room.frames_of(arrangement, steps, self._rows)
-        per_round = steps * self._rows * arrangement.num_envs
-        self._contestants[arrangement] = Contestant(self._copied, arrangement, frames, per_round)
-        return Trial(arrangement, frames, self._predicted(arrangement))
+        return Contestant(self._copied, arrangement, frames, steps * self._rows * arrangement.num_envs)
 
     def _corrected(self, predicted: dict[Arrangement, float]) -> dict[Arrangement, float]:
         """What the model says, times how wrong it was of others of this form."""
@@ -334,6 +336,16 @@ def best_of_each_form(way: Sequence[Arrangement], predicted: dict[Arrangement, f
         if all((each.form, each.num_workers) != (other.form, other.num_workers) for other in chosen):
             chosen.append(each)
     return [*chosen, *(each for each in ranked if each not in chosen)][:_FIRST]
+
+
+def _collector_of(create_env_fn: Any, policy: Any) -> Collector:
+    """With batches of one step."""
+    env = make_env(create_env_fn)
+    try:
+        return Collector(env, policy, frames_per_batch=env.batch_size.numel())
+    except BaseException:
+        env.close(raise_if_closed=False)
+        raise
 
 
 def copy_of(policy: Any) -> Any:
