@@ -188,8 +188,9 @@ class _StepCosts:
         stretches = [record for record in records if record.kind == Kind.STEPS and record.count]
         steps = sum(stretch.count for stretch in stretches)
         env_s = sum(map(_env_s, stretches))
-        sleeps = min(1.0, spent.slept_s / max(env_s, 1e-9))
-        step_s, step_std_s = _mean_and_spread(stretches)
+        own = spent.on_own_core
+        sleeps = min(1.0, spent.slept_s / max(env_s * own, 1e-9))
+        step_s, step_std_s = _mean_and_spread(stretches, own)
         share = step_s / (env_s / steps)
         return cls(
             step_s,
@@ -205,8 +206,8 @@ def _env_s(stretch: Record) -> float:
     return stretch.end_s - stretch.start_s - stretch.x
 
 
-def _mean_and_spread(stretches: Sequence[Record]) -> tuple[float, float]:
-    """Of a step.
+def _mean_and_spread(stretches: Sequence[Record], own: float) -> tuple[float, float]:
+    """Of a step; ``own`` is the share of the time in which there was a core, or nothing to do.
 
     Long steps vary as they like. Of a stretch of short ones the sum hardly does; where it does, the machine was busy.
     """
@@ -215,7 +216,7 @@ def _mean_and_spread(stretches: Sequence[Record]) -> tuple[float, float]:
     if len(stretches) < _FEW or steps < _SHORT_STEPS * len(stretches):
         mean = sum(map(_env_s, stretches)) / steps
         square = sum(stretch.count**2 * (value - mean) ** 2 for stretch, value in zip(stretches, each, strict=True))
-        return mean, math.sqrt(square / steps)
+        return mean * own, math.sqrt(square / steps) * own
     low, middle, high = quantiles(each, n=4)
     return middle, (high - low) / _QUARTILES_APART * math.sqrt(steps / len(stretches))
 
