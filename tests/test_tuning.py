@@ -333,18 +333,16 @@ def test_tune_tries_what_it_suggests() -> None:
 
 @pytest.mark.processes
 def test_arrangements_that_the_policy_does_not_fit_are_told_of() -> None:
-    class Counts:
-        """Its own memory cannot be given back to it in a batch of whichever envs are ready."""
-
+    class Stays:
         def __reduce__(self) -> Any:
             raise TypeError("it stays where it is")
 
         def __call__(self, observation: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot((observation[..., 0] > 0).long(), 2)
 
-    found = tune("CartPole-v1", Counts(), num_envs=2, seconds=0.2)
-    failed = {each.arrangement.form for each in found.trials if each.error}
-    assert failed == {Form.SYNC, Form.ASYNC}
+    found = tune("CartPole-v1", Stays(), num_envs=2, seconds=0.2, frames_per_batch=32)
+    failed = [each.arrangement.form for each in found.trials if each.error]
+    assert sorted(failed) == [Form.ASYNC, Form.SYNC]  # once each
     assert all("it stays where it is" in (each.error or "it stays where it is") for each in found.trials)
     assert found.best.arrangement.form not in failed
     assert "failed" in found.table()

@@ -74,9 +74,9 @@ def tune(
         seconds: about how long to measure and try. Starting workers comes in addition.
         say: called with what is being done, in words.
 
-    >>> tuning = tune("CartPole-v1", collector="single", num_envs=[1, 4], seconds=0.5)
-    >>> tuning.best.arrangement.num_envs in (1, 4)
-    True
+    >>> tuning = tune("CartPole-v1", collector="single", num_envs=1, seconds=0.5)
+    >>> tuning.best.name, str(tuning.best.arrangement)
+    ('Collector', '1 env')
     """
     tuner = Tuner.of(
         create_env_fn,
@@ -247,17 +247,21 @@ class Tuner:
         workers = sum(each.num_workers for each in arrangements if each.form.has_processes)
         for _ in range(rounds):
             for arrangement in arrangements:
+                if self._fails(arrangement.form):
+                    continue
                 self._try_once(arrangement)
                 if workers > self._most_open:
                     self._contestants[arrangement].close()
         for arrangement in arrangements:
-            if not self._is_near(arrangement):
+            if arrangement in self._trials and not self._is_near(arrangement):
                 self._contestants[arrangement].close()
+
+    def _fails(self, form: Form) -> bool:
+        """What one of this form has said would be said of all."""
+        return any(trial.error is not None for each, trial in self._trials.items() if each.form == form)
 
     def _try_once(self, arrangement: Arrangement) -> None:
         trial = self._trials.get(arrangement) or self._new_trial(arrangement)
-        if trial.error is not None:
-            return
         self.say(f"trying {trial.name}: {arrangement}")
         contestant = self._contestants[arrangement]
         try:
