@@ -153,14 +153,23 @@ def test_an_env_that_sleeps_is_told_from_one_that_computes() -> None:
     assert measured(lambda: Busy(sleep_s=0.002, compute_s=0.002)).sleeps == pytest.approx(0.5, abs=0.25)
 
 
-def test_a_policy_is_measured_for_many_envs() -> None:
-    class Slow(nn.Module):
-        def forward(self, observation: torch.Tensor) -> torch.Tensor:
-            until = time.thread_time() + 0.0005 * max(1, observation.shape[:-1].numel())
-            while time.thread_time() < until:
-                pass
-            return torch.nn.functional.one_hot((observation[..., 0] > 0).long(), 2)
+class Slow(nn.Module):
+    """Half a millisecond for each env."""
 
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        until = time.thread_time() + 0.0005 * max(1, observation.shape[:-1].numel())
+        while time.thread_time() < until:
+            pass
+        return torch.nn.functional.one_hot((observation[..., 0] > 0).long(), 2)
+
+
+def test_a_slow_policy_does_not_make_a_quick_env_sleep() -> None:
+    found = measured(lambda: Busy(), Slow())
+    assert found.sleeps == 0
+    assert found.step_s < found.turns[1].policy_s
+
+
+def test_a_policy_is_measured_for_many_envs() -> None:
     with Collector(lambda: Busy(), Slow(), frames_per_batch=1, capture_policy=False) as collector:
         found = measure(
             collector,

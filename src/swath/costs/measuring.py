@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,10 +32,11 @@ _MOST_STEPS = 128
 _MOST_BYTES = 16 * 2**20
 #: What comes first finds nothing prepared; so many parts do not count.
 _WARM_UP_PARTS = 2
-#: Shares of waiting below this are no more than how exactly it was measured.
+#: A share of waiting below this is no more than how exactly it was measured.
 _LEAST_SLEEP = 0.05
-#: Where a stretch has more steps than this, they are short; and with fewer stretches, there is nothing to compare.
-_SHORT_STEPS = 8
+#: What takes longer than this is often interrupted where others want the core, too.
+_INTERRUPTED_S = 1e-3
+#: With fewer stretches of steps there is nothing to compare.
 _FEW = 8
 #: The quartiles of a normal distribution, in its standard deviations.
 _QUARTILES_APART = 1.35
@@ -47,6 +49,8 @@ class Spent:
     wall_s: float
     cpu_s: float
     queued_s: float
+    #: How often the thread gave its core away.
+    switches: float
 
     @property
     def on_own_core(self) -> float:
@@ -64,8 +68,8 @@ class Clock:
     def __init__(self) -> None:
         self._began = self._read()
 
-    def _read(self) -> tuple[float, float, float]:
-        return time.perf_counter(), time.process_time(), _queued_s()
+    def _read(self) -> tuple[float, float, float, float]:
+        return time.perf_counter(), time.process_time(), _queued_s(), _switches()
 
     def spent(self) -> Spent:
         return Spent(*(now - then for now, then in zip(self._read(), self._began, strict=True)))
@@ -76,6 +80,14 @@ def _queued_s() -> float:
     with suppress(OSError, ValueError, IndexError), open("/proc/thread-self/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
+
+
+def _switches() -> float:
+    if sys.platform == "win32":  # where nobody counts them
+        return time.perf_counter() * 1e6
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_THREAD if sys.platform == "linux" else resource.RUSAGE_SELF).ru_nvcsw
 
 
 def measure(
@@ -189,15 +201,17 @@ class _StepCosts:
         steps = sum(stretch.count for stretch in stretches)
         env_s = sum(map(_env_s, stretches))
         own = spent.on_own_core
-        sleeps = min(1.0, spent.slept_s / max(env_s * own, 1e-9))
         step_s, step_std_s = _mean_and_spread(stretches, own)
+        # Who sleeps gives its core away; and what is little of the whole may be anybody's.
+        does_sleep = spent.slept_s > _LEAST_SLEEP * spent.wall_s * own and spent.switches >= steps * _LEAST_SLEEP
+        sleeps = min(1.0, spent.slept_s / max(env_s * own, 1e-9)) if does_sleep else 0.0
         share = step_s / (env_s / steps)
         return cls(
             step_s,
             step_std_s,
             sum(stretch.y for stretch in stretches) / steps * share,
-            _typical([stretch.x / stretch.count for stretch in stretches]),
-            sleeps if sleeps > _LEAST_SLEEP else 0.0,
+            _typical([stretch.x / stretch.count for stretch in stretches], own),
+            sleeps,
         )
 
 
@@ -209,11 +223,11 @@ def _env_s(stretch: Record) -> float:
 def _mean_and_spread(stretches: Sequence[Record], own: float) -> tuple[float, float]:
     """Of a step; ``own`` is the share of the time in which there was a core, or nothing to do.
 
-    Long steps vary as they like. Of a stretch of short ones the sum hardly does; where it does, the machine was busy.
+    Long steps vary as they like. Short ones hardly do; where they do, the machine was busy.
     """
     steps = sum(stretch.count for stretch in stretches)
     each = [_env_s(stretch) / stretch.count for stretch in stretches]
-    if len(stretches) < _FEW or steps < _SHORT_STEPS * len(stretches):
+    if len(stretches) < _FEW or median(each) > _INTERRUPTED_S:
         mean = sum(map(_env_s, stretches)) / steps
         square = sum(stretch.count**2 * (value - mean) ** 2 for stretch, value in zip(stretches, each, strict=True))
         return mean * own, math.sqrt(square / steps) * own
@@ -221,9 +235,10 @@ def _mean_and_spread(stretches: Sequence[Record], own: float) -> tuple[float, fl
     return middle, (high - low) / _QUARTILES_APART * math.sqrt(steps / len(stretches))
 
 
-def _typical(values: Sequence[float]) -> float:
-    """What most are like: the few that were interrupted do not count."""
-    return median(values) if values else 0.0
+def _typical(values: Sequence[float], own: float) -> float:
+    """What most are like: the few that were interrupted do not count. Of long ones, about all were."""
+    middle = median(values) if values else 0.0
+    return middle * own if middle > _INTERRUPTED_S else middle
 
 
 def _turns(
@@ -275,9 +290,10 @@ def _predicted_s(turns: dict[int, Turn], size: int) -> float:
 def _turn(records: list[Record], spent: Spent, steps: int) -> Turn:
     stretches = [record for record in records if record.kind == Kind.STEPS and record.count]
     inside_s = sum(stretch.end_s - stretch.start_s for stretch in stretches)
-    policy_s = _typical([stretch.x / stretch.count for stretch in stretches])
-    stepping_s = _typical([_env_s(stretch) / stretch.count for stretch in stretches])
-    between_s = max(0.0, spent.wall_s * spent.on_own_core - inside_s) / steps  # batches that are delivered
+    own = spent.on_own_core
+    policy_s = _typical([stretch.x / stretch.count for stretch in stretches], own)
+    stepping_s = _typical([_env_s(stretch) / stretch.count for stretch in stretches], own)
+    between_s = max(0.0, spent.wall_s - inside_s) * own / steps  # batches that are delivered
     return Turn(policy_s, stepping_s + between_s)
 
 
