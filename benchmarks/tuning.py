@@ -30,7 +30,9 @@ from swath.tuning.tuning import Trial, Tuning
 WANTED = 0.9
 #: So many are open at a time, and measured in turns; the best of each heat meet again, with what was suggested.
 _HEAT = 6
-_FINALISTS = 8
+_FINALISTS = 6
+#: With more workers than this, each contestant is started for each of its measurements.
+_MOST_WORKERS = 200
 #: A sweep has powers of four only, but for those near to what was suggested.
 _NUMBERS_OF_ENVS = (1, 4, 16, 64)
 _STEP_S = 0.005
@@ -241,6 +243,7 @@ def _race(
     errors: dict[Arrangement, str],
 ) -> None:
     contestants = {str((each.form, each)): tuner.contestant(each) for each in arrangements}
+    closes = sum(each.num_workers for each in arrangements if each.form.has_processes) > _MOST_WORKERS
     try:
         for number in range(rounds):
             for name in order_of(list(contestants), number):
@@ -253,6 +256,8 @@ def _race(
                 except Exception as error:
                     errors[each] = f"{type(error).__name__}: {error}"
                     fps.pop(each, None)
+                if closes:
+                    contestant.close()
     finally:
         for contestant in contestants.values():
             contestant.close()

@@ -143,6 +143,7 @@ def measured(env: Any, policy: Any = None, seconds: float = 0.3, **others: Any) 
         )
 
 
+@pytest.mark.alone
 def test_an_env_that_sleeps_is_told_from_one_that_computes() -> None:
     sleeps = measured(lambda: Busy(sleep_s=0.004))
     computes = measured(lambda: Busy(compute_s=0.004))
@@ -163,12 +164,14 @@ class Slow(nn.Module):
         return torch.nn.functional.one_hot((observation[..., 0] > 0).long(), 2)
 
 
+@pytest.mark.alone
 def test_a_slow_policy_does_not_make_a_quick_env_sleep() -> None:
     found = measured(lambda: Busy(), Slow())
     assert found.sleeps == 0
     assert found.step_s < found.turns[1].policy_s
 
 
+@pytest.mark.alone
 def test_a_policy_is_measured_for_many_envs() -> None:
     with Collector(lambda: Busy(), Slow(), frames_per_batch=1, capture_policy=False) as collector:
         found = measure(
@@ -176,7 +179,7 @@ def test_a_policy_is_measured_for_many_envs() -> None:
             lambda env, steps: Collector(
                 env, collector.policy, frames_per_batch=steps * env.batch_size.numel(), capture_policy=False
             ),
-            seconds=0.4,
+            seconds=1.0,
             batches=(2, 8),
         )
         assert next(iter(collector)).numel() == 1  # it goes on
@@ -253,6 +256,34 @@ def test_a_batch_is_as_long_as_it_makes_sense() -> None:
     assert steps_per_batch(quick, Arrangement(Form.SYNC, 3, 3), 100) == 34
     heavy = costs(5e-6, frame_bytes=1_000_000)
     assert steps_per_batch(heavy, Arrangement(Form.SYNC, 16, 2), None) == 2
+
+
+def test_steps_that_take_seconds_are_tried_a_few_at_a_time() -> None:
+    slow, arrangement = costs(1.0, sleeps=1.0), Arrangement(Form.SYNC, 64, 64)
+    assert steps_per_batch(slow, arrangement, 6400) == 100
+    assert candidates.steps_to_try(slow, arrangement, 100) == 1
+    assert candidates.steps_to_try(costs(1e-3), arrangement, 100) == 100
+
+
+@pytest.mark.processes
+def test_an_env_that_can_be_in_a_process_only_once() -> None:
+    class Once(Busy):
+        there = 0
+
+        def __init__(self) -> None:
+            super().__init__(compute_s=1e-5)
+            if type(self).there:
+                raise RuntimeError("there is one already")
+            type(self).there += 1
+
+        def close(self) -> None:
+            type(self).there -= 1
+
+    found = tune(Once, num_envs=4, collector="single", seconds=0.2, frames_per_batch=32)
+    assert "there is one already" in found.costs.notes[-1]
+    failed = {each.arrangement.form for each in found.trials if each.error}
+    assert Form.SINGLE in failed
+    assert all(each.arrangement == Arrangement(Form.PARALLEL, 4, 4) for each in found.trials if each.samples)
 
 
 # -- what is suggested -------------------------------------------------------------------------------------------------

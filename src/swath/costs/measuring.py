@@ -236,9 +236,9 @@ def _mean_and_spread(stretches: Sequence[Record], own: float) -> tuple[float, fl
 
 
 def _typical(values: Sequence[float], own: float) -> float:
-    """What most are like: the few that were interrupted do not count. Of long ones, about all were."""
-    middle = median(values) if values else 0.0
-    return middle * own if middle > _INTERRUPTED_S else middle
+    """Of what takes about the same each time: those that were interrupted do not count. Of long ones, about all were."""
+    usual = quantiles(values, n=4)[0] if len(values) > 1 else sum(values)
+    return max(0.0, usual * own if usual > _INTERRUPTED_S else usual)
 
 
 def _turns(

@@ -38,6 +38,7 @@ _LEAST_STEPS = 16
 _LEAST_STEPS_ALONE = 256
 #: … takes no longer than this, and no more memory.
 _MOST_SECONDS = 0.25
+_MOST_SECONDS_TO_TRY = 0.5
 _MOST_BYTES = 64_000_000
 
 
@@ -58,6 +59,12 @@ def steps_per_batch(costs: Costs, arrangement: Arrangement, frames_per_batch: in
     by_bytes = _MOST_BYTES // max(1, 2 * costs.frame_bytes * arrangement.num_envs)
     steps = max(min(steps, max(by_time, _LEAST_STEPS), by_bytes), 1)
     return steps - steps % _LEAST_STEPS if steps > _LEAST_STEPS else steps
+
+
+def steps_to_try(costs: Costs, arrangement: Arrangement, steps: int) -> int:
+    """As many, unless a batch would take too long to be waited for again and again."""
+    turn_s = costs.turn_s(arrangement.envs_per_worker) + arrangement.envs_per_worker * costs.step_s
+    return max(1, min(steps, int(_MOST_SECONDS_TO_TRY / max(turn_s, 1e-9))))
 
 
 def frames_of(arrangement: Arrangement, steps: int, rows: int = 1) -> int:

@@ -27,7 +27,7 @@ class Contestant:
     def __init__(self, made: Made, arrangement: Arrangement, frames_per_batch: int, frames_per_round: int) -> None:
         self.arrangement = arrangement
         self._made = made
-        self.frames_per_batch = frames_per_batch
+        self._frames_per_batch = frames_per_batch
         #: A batch of every env.
         self._frames_per_round = frames_per_round
         self._collector: Any = None
@@ -37,7 +37,7 @@ class Contestant:
         """Frames in a second, over whole batches, for at least so long."""
         with _quietly(), torch_threads_of(self.arrangement):
             if self._collector is None:
-                self._collector = self._made.collector(self.arrangement, self.frames_per_batch)
+                self._collector = self._made.collector(self.arrangement, self._frames_per_batch)
                 self._batches = iter(self._collector)
                 self._collect(self._frames_per_round, 0.0)
             if self.arrangement.form == Form.ASYNC:

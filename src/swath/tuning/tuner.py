@@ -191,8 +191,13 @@ class Tuner:
         costs = self._measured
         if costs.step_s > _LONG_STEP_S or self.numbers_of_envs[-1] < _SIDE_BY_SIDE:
             return
-        with _collector_of(partial(SerialEnv, _SIDE_BY_SIDE, self.made.create_env_fn), policy) as collector:
-            step_s = step_beside_others(collector, _SIDE_BY_SIDE, _LEAST_MEASURING_S / 2)
+        try:
+            with _collector_of(partial(SerialEnv, _SIDE_BY_SIDE, self.made.create_env_fn), policy) as collector:
+                step_s = step_beside_others(collector, _SIDE_BY_SIDE, _LEAST_MEASURING_S / 2)
+        except Exception as error:  # some can be in a process only once
+            note = f"several envs in one process do not work: {type(error).__name__}: {_first_line(error)}"
+            self.costs = replace(costs, notes=(*costs.notes, note))
+            return
         if step_s < costs.step_s:
             share = step_s / costs.step_s
             self.costs = replace(
@@ -281,12 +286,13 @@ class Tuner:
         return max(_LEAST_SECONDS, self.seconds * (1 - _MEASURING) / measurements / (1 + SETTLING))
 
     def _new_trial(self, arrangement: Arrangement) -> Trial:
-        self._contestants[arrangement] = contestant = self.contestant(arrangement)
-        return Trial(arrangement, contestant.frames_per_batch, self._predicted(arrangement))
+        self._contestants[arrangement] = self.contestant(arrangement)
+        frames = room.frames_of(arrangement, self._steps(arrangement), self._rows)
+        return Trial(arrangement, frames, self._predicted(arrangement))
 
     def contestant(self, arrangement: Arrangement) -> Contestant:
         """What tries it; whoever has it closes it."""
-        steps = self._steps(arrangement)
+        steps = room.steps_to_try(self._measured, arrangement, self._steps(arrangement))
         frames = room.frames_of(arrangement, steps, self._rows)
         return Contestant(self._copied, arrangement, frames, steps * self._rows * arrangement.num_envs)
 

@@ -21,7 +21,8 @@ class Trial:
     """One arrangement: what the model says of it, and what it did.
 
     Args:
-        frames_per_batch: what it was tried with; of each env, of a ``MultiAsyncCollector``.
+        frames_per_batch: what is suggested with it; of each env, of a ``MultiAsyncCollector``. Of steps that take long,
+            it was tried with fewer.
         predicted: frames in a second.
         samples: the same, as measured.
         error: why it does not work.
