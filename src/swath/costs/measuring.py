@@ -236,7 +236,7 @@ def _mean_and_spread(stretches: Sequence[Record], own: float) -> tuple[float, fl
 
 
 def _typical(values: Sequence[float], own: float) -> float:
-    """Of what takes about the same each time: those that were interrupted do not count. Of long ones, about all were."""
+    """Of what takes about the same each time: those that were interrupted do not count. Of long ones, most were."""
     usual = quantiles(values, n=4)[0] if len(values) > 1 else sum(values)
     return max(0.0, usual * own if usual > _INTERRUPTED_S else usual)
 

@@ -252,7 +252,7 @@ class Tuner:
         workers = sum(each.num_workers for each in arrangements if each.form.has_processes)
         for _ in range(rounds):
             for arrangement in arrangements:
-                if self._fails(arrangement.form):
+                if self._fails(arrangement):
                     continue
                 self._try_once(arrangement)
                 if workers > self._most_open:
@@ -261,9 +261,9 @@ class Tuner:
             if arrangement in self._trials and not self._is_near(arrangement):
                 self._contestants[arrangement].close()
 
-    def _fails(self, form: Form) -> bool:
-        """What one of this form has said would be said of all."""
-        return any(trial.error is not None for each, trial in self._trials.items() if each.form == form)
+    def _fails(self, arrangement: Arrangement) -> bool:
+        """What one of this form has said would be said of all; but for envs that have a process each."""
+        return any(trial.error is not None for each, trial in self._trials.items() if _alike(each, arrangement))
 
     def _try_once(self, arrangement: Arrangement) -> None:
         trial = self._trials.get(arrangement) or self._new_trial(arrangement)
@@ -346,6 +346,10 @@ def best_of_each_form(way: Sequence[Arrangement], predicted: dict[Arrangement, f
         if all((each.form, each.num_workers) != (other.form, other.num_workers) for other in chosen):
             chosen.append(each)
     return [*chosen, *(each for each in ranked if each not in chosen)][:_FIRST]
+
+
+def _alike(one: Arrangement, other: Arrangement) -> bool:
+    return one.form == other.form and (one.envs_per_worker > 1) == (other.envs_per_worker > 1)
 
 
 def _collector_of(create_env_fn: Any, policy: Any) -> Collector:
