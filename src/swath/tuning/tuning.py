@@ -36,7 +36,7 @@ class Trial:
 
     @property
     def fps(self) -> float:
-        """Frames in a second: the median of what was measured, else what was predicted."""
+        """Frames in a second, as the median of what was measured; else as predicted."""
         return median(self.samples) if self.samples else self.predicted
 
     @property
