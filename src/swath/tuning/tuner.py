@@ -248,14 +248,18 @@ class Tuner:
                 contestant.close()
 
     def _try(self, arrangements: Sequence[Arrangement], rounds: int) -> None:
-        """Each so often, in turns: a machine that is slow for a while is slow for all."""
+        """Each so often, in turns: a machine that is slow for a while is slow for all.
+
+        Where there is no room for all of them at the same time, one after the other.
+        """
         workers = sum(each.num_workers for each in arrangements if each.form.has_processes)
-        for _ in range(rounds):
+        fits = workers <= self._most_open
+        for _ in range(rounds if fits else 1):
             for arrangement in arrangements:
-                if self._fails(arrangement):
-                    continue
-                self._try_once(arrangement)
-                if workers > self._most_open:
+                for _ in range(1 if fits else rounds):
+                    if not self._fails(arrangement):
+                        self._try_once(arrangement)
+                if not fits and arrangement in self._contestants:
                     self._contestants[arrangement].close()
         for arrangement in arrangements:
             if arrangement in self._trials and not self._is_near(arrangement):
