@@ -32,7 +32,7 @@ WANTED = 0.9
 _HEAT = 6
 _FINALISTS = 6
 #: With more workers than this, each contestant is started for each of its measurements.
-_MOST_WORKERS = 200
+_MOST_WORKERS = 400
 #: A sweep has powers of four only, but for those near to what was suggested.
 _NUMBERS_OF_ENVS = (1, 4, 16, 64)
 _STEP_S = 0.005
