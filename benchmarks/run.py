@@ -28,6 +28,7 @@ import sleeping
 import startup
 import stragglers
 import transforms
+import tuning
 import watched
 import weights
 from machine import machine_facts, warn_if_busy
@@ -53,6 +54,7 @@ PARTS: dict[str, Any] = {
     "nodes": nodes,
     "driver": driver,
     "watched": watched,
+    "tuning": tuning,
 }
 _RIVALS = list(dict.fromkeys([*single.RIVALS, *policies.RIVALS, *multi.RIVALS, *batched.RIVALS]))
 

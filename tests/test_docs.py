@@ -50,6 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         ("swath.modules", "modules"),
         ("swath.errors", "errors"),
         ("swath.testing", "testing"),
+        ("swath.tuning", "tuning"),
     ],
 )
 def test_every_public_name_is_in_the_reference(module_name: str, page: str) -> None:

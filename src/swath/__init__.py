@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swath.dataset import load
 
 if TYPE_CHECKING:
-    from swath import collectors, data, envs, modules, testing, weight_update
+    from swath import collectors, data, envs, modules, testing, tuning, weight_update
     from swath.collectors import (
         AsyncBatchedCollector,
         AsyncCollector,
@@ -85,10 +85,11 @@ __all__ = [
     "set_exploration_type",
     "split_trajectories",
     "testing",
+    "tuning",
     "weight_update",
 ]
 
-_FOLDERS = ("collectors", "data", "envs", "modules", "testing", "weight_update")
+_FOLDERS = ("collectors", "data", "envs", "modules", "testing", "tuning", "weight_update")
 _HOMES = {
     "AsyncBatchedCollector": "collectors",
     "AsyncCollector": "collectors",

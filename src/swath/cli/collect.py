@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import shutil
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swath import platforms
-from swath.cli.errors import FAILED, describe, explain_setup, on_the_command_line
+from swath.cli.errors import FAILED, describe, explain_setup
 from swath.cli.options import CollectOptions
 from swath.cli.policy import import_from_here, split_name
 from swath.cli.progress import Meter, Screen, WorkersMeter, make_screen
 from swath.cli.stopping import StopRequest
-from swath.cli.streams import reader_may_leave
+from swath.cli.streams import reader_may_leave, say, short_warnings, stdout_for_result
 from swath.cli.target import Target, flush, folder_size
 
 if TYPE_CHECKING:
@@ -36,7 +32,7 @@ def collect(options: CollectOptions) -> int:
     """Run the command; its exit code."""
     target = Target(options.out, options.overwrite)
     stop = StopRequest()
-    with _stdout_for_result(options.json) as stdout, stop.listening(), _short_warnings():
+    with stdout_for_result(options.json) as stdout, stop.listening(), short_warnings():
         session = _Session(options, target, stop, stdout)
         try:
             code = session.run()
@@ -192,9 +188,9 @@ class _Session:
         if outcome.error is not None:
             self._complain(describe(outcome.error), outcome.error)
         if outcome.error is not None or not outcome.complete:
-            _say(stopped_by.get(outcome.stopped_by or "", "") + kept_line(outcome, options.out))
+            say(stopped_by.get(outcome.stopped_by or "", "") + kept_line(outcome, options.out))
         if disorder is not None:
-            _say(f"it is not in its final form ({disorder.strerror}); swath.load opens it all the same")
+            say(f"it is not in its final form ({disorder.strerror}); swath.load opens it all the same")
         if options.json:
             saved = {"out": options.out, "bytes": num_bytes} if outcome.frames else {"out": None, "bytes": 0}
             self._print_json({**outcome.as_dict(), **saved, "exit_code": outcome.exit_code})
@@ -240,7 +236,7 @@ class _Session:
         if self._options.traceback and error is not None:
             traceback.print_exception(error, file=sys.stderr)
         first, *rest = lines
-        _say(f"error: {first}" if error is not None else first)
+        say(f"error: {first}" if error is not None else first)
         for line in rest:
             print(f"  {line}", file=sys.stderr)
 
@@ -254,42 +250,3 @@ class _Session:
     def _print_json(self, result: dict[str, Any]) -> None:
         with reader_may_leave(self._stdout):
             print(json.dumps({**self._options.identity(), **result}, allow_nan=False), file=self._stdout)
-
-
-def _say(line: str) -> None:
-    print(f"swath: {line}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _stdout_for_result(only_result: bool) -> Iterator[TextIO]:
-    """Stdout; with ``only_result``, whatever else is printed in this process (by an env, say) goes to stderr."""
-    if not only_result:
-        yield sys.stdout
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with open(kept, "w", encoding="utf-8", closefd=False) as stdout:
-            yield stdout
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-@contextlib.contextmanager
-def _short_warnings() -> Iterator[None]:
-    """Warnings as one line each, without the place in the code."""
-    told = set()
-
-    def show(message: Warning | str, *place: Any, **more: Any) -> None:
-        # Gymnasium colours its own.
-        text = re.sub(r"\x1b\[\d*m", "", str(message)).removeprefix("WARN: ")
-        if text not in told:
-            told.add(text)
-            _say("; ".join([f"warning: {text}", *on_the_command_line(text)]))
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield

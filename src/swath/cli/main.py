@@ -13,6 +13,8 @@ from swath import __version__
 from swath.cli.doctor import EPILOG
 from swath.cli.errors import USAGE
 from swath.cli.options import EXAMPLES, CollectOptions, add_collect_arguments
+from swath.cli.tune import EPILOG as TUNE_EPILOG
+from swath.cli.tune import TuneOptions, add_tune_arguments, tune
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +60,7 @@ class Parser(argparse.ArgumentParser):
             hints += [f"{option}: did you mean {name}?" for name in near]
         if message.startswith("argument COMMAND") and self._given:
             asked = next((word for word in self._given if not word.startswith("-")), "")
-            near = difflib.get_close_matches(asked, ["collect", "node", "doctor"], n=1)
+            near = difflib.get_close_matches(asked, ["collect", "node", "doctor", "tune"], n=1)
             hints += [f"did you mean swath {name}?" for name in near]
         super().error("\n".join([message, *hints]))
 
@@ -95,7 +97,17 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object on stdout, with all facts")
-    return parser, {"collect": collect, "node": node, "doctor": doctor}
+    tune_parser = commands.add_parser(
+        "tune",
+        help="find out which collector is fastest for an env and a policy",
+        description="Find out which collector is fastest for an env and a policy, with how many envs in how many "
+        "workers, and print the code that makes it.",
+        usage="swath tune ENV [--policy MODULE:FACTORY] [options]",
+        epilog=TUNE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_tune_arguments(tune_parser)
+    return parser, {"collect": collect, "node": node, "doctor": doctor, "tune": tune_parser}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from swath.cli.doctor.command import examine
 
         return examine(as_json=arguments.json)
+    if arguments.command == "tune":
+        return tune(TuneOptions.from_arguments(arguments))
     from swath.cli.collect import collect
 
     return collect(CollectOptions.from_arguments(arguments))

@@ -12,6 +12,7 @@ from tensordict.nn import InteractionType
 
 from swath import platforms
 from swath.collectors.assignment import Assignment, check_counts, resolve_members, spread
+from swath.collectors.auto_workers import measured_workers
 from swath.collectors.budget import Budget
 from swath.collectors.buffer_fill import BufferFill, FillPlan, workers_can_fill
 from swath.collectors.config import WorkersConfig
@@ -23,7 +24,7 @@ from swath.collectors.saved import load_all_or_nothing
 from swath.collectors.single import Collector
 from swath.collectors.waiting import WaitingWatch
 from swath.collectors.worker_batches import WorkerBatches
-from swath.collectors.worker_specs import SpecMaker, busy_workers
+from swath.collectors.worker_specs import SpecMaker
 from swath.data.postprocessing import Processing
 from swath.data.trajectories import TrajFormat
 from swath.errors import CollectorClosed
@@ -178,7 +179,7 @@ class MultiCollector(WorkerBatches):
         self._asked_frames = config.frames_per_batch if isinstance(config.frames_per_batch, int) else None
         specs = SpecMaker(config, stride_over=self._names_trajectories)
         if num_workers == AUTO:
-            num_workers = busy_workers(specs.of_first(members), len(members), method)
+            num_workers = measured_workers(specs.of_first(members), len(members), method, is_sync=self._is_shared)
         assert not isinstance(num_workers, str)
         self._assignment = Assignment(members, spread(members, num_workers, envs_per_worker))
         self._storing = members[0].devices.storing

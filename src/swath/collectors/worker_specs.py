@@ -1,4 +1,4 @@
-"""What each worker of a collector is made from; and how many would keep the cores busy."""
+"""What each worker of a collector is made from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from swath.collectors.config import WorkersConfig
 from swath.envs.making import make_env_beside
 from swath.envs.policy_transforms import complete_env
 from swath.process.seeding import draw_base_seed
-from swath.process.start import StartMethod
 from swath.remote.requests import WorkerSpec
-from swath.workers.layout import WorkerLayout, available_cores
-from swath.workers.pool import WorkerPool
-
-#: ``num_workers="auto"`` looks for so long at how the first env spends its time.
-_SECONDS_TO_MEASURE = 0.5
+from swath.workers.layout import WorkerLayout
 
 
 class SpecMaker:
@@ -60,13 +55,3 @@ class SpecMaker:
             init_fn=config.init_fn,
             complete_env=complete_env if config.auto_register_policy_transforms else None,
         )
-
-
-def busy_workers(specs: Sequence[WorkerSpec], num_members: int, method: StartMethod) -> int:
-    """How many workers keep the cores busy, by how much of its time the env of ``specs`` computes."""
-    workers = WorkerPool(specs, method=method, receivers=lambda _: {}, started=lambda _: None)
-    try:
-        ((wall_s, cpu_s),) = workers.call("measure_steps", _SECONDS_TO_MEASURE)
-    finally:
-        workers.shutdown()
-    return min(num_members, max(1, round(available_cores() * wall_s / max(cpu_s, 1e-9))))

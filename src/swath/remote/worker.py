@@ -421,7 +421,7 @@ class Worker:
 
     # -- calls: what the host does not answer alone --------------------------------------------------------------------
 
-    _OWN_ANSWERS = frozenset({"set_seed", "reset", "load_state_dict", "get_distant_attr", "stored", "measure_steps"})
+    _OWN_ANSWERS = frozenset({"set_seed", "reset", "load_state_dict", "get_distant_attr", "stored", "examine"})
 
     def set_seed(self, seed: int, static_seed: bool) -> int | None:
         if self._buffer is not None:
@@ -450,14 +450,9 @@ class Worker:
         own = batch[0] if len(lane.members) > 1 else batch
         return pickle.loads(processing).try_out(own)
 
-    def measure_steps(self, seconds: float) -> tuple[float, float]:
-        """Collect for a while, and throw it away: wall and CPU seconds."""
-        collector = self._host.first
-        collector.flat_rollout()
-        started, cpu_s = time.monotonic(), time.process_time()
-        while time.monotonic() - started < seconds:
-            collector.flat_rollout()
-        return time.monotonic() - started, time.process_time() - cpu_s
+    def examine(self, look: Callable[[Any], Any]) -> Any:
+        """What ``look`` finds out about the first collector; it may collect from it, and throw that away."""
+        return look(self._host.first)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from swath.cli.doctor import cluster, machine, packages
 from swath.cli.doctor.findings import Finding, Result, run
 from swath.cli.doctor.trial import Trial
 from swath.cli.errors import FAILED
-from swath.cli.streams import reader_may_leave
+from swath.cli.streams import StatusLine, is_terminal, reader_may_leave
 
 _WIDTH = 80
 _NAME = 19  # the columns of a finding's name
@@ -24,7 +24,7 @@ _MARKS = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
 
 def examine(*, as_json: bool) -> int:
     """The command; its exit code."""
-    stdout, screen = sys.stdout, _Screen(sys.stderr)
+    stdout, screen = sys.stdout, StatusLine(sys.stderr)
     try:
         with reader_may_leave(stdout):
             levels = _as_json(stdout, screen) if as_json else _as_lines(stdout, screen)
@@ -36,7 +36,7 @@ def examine(*, as_json: bool) -> int:
     return 0  # whoever read the first lines knows enough
 
 
-def results(screen: _Screen) -> Iterator[tuple[str, Result]]:
+def results(screen: StatusLine) -> Iterator[tuple[str, Result]]:
     """All that was found out, as it comes. What takes long is begun first, and told last."""
     trial = Trial()
     try:
@@ -49,7 +49,7 @@ def results(screen: _Screen) -> Iterator[tuple[str, Result]]:
         screen.clear()
 
 
-def _as_lines(stdout: TextIO | None, screen: _Screen) -> list[str]:
+def _as_lines(stdout: TextIO | None, screen: StatusLine) -> list[str]:
     levels: list[str] = []
     colours = _has_colours(stdout)
     print("swath doctor\n", file=stdout)
@@ -62,7 +62,7 @@ def _as_lines(stdout: TextIO | None, screen: _Screen) -> list[str]:
     return levels
 
 
-def _as_json(stdout: TextIO | None, screen: _Screen) -> list[str]:
+def _as_json(stdout: TextIO | None, screen: StatusLine) -> list[str]:
     levels: list[str] = []
     findings: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
@@ -106,31 +106,4 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _has_colours(stream: TextIO | None) -> bool:
-    return _is_terminal(stream) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:  # closed
-        return False
-
-
-class _Screen:
-    """What is being done, on a terminal's last line."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream if _is_terminal(stream) else None
-        self._shown = 0
-
-    def show(self, text: str) -> None:
-        if self._stream is not None:
-            self.clear()
-            line = f"{text} …"[: _WIDTH - 1]
-            print(line, end="", file=self._stream, flush=True)
-            self._shown = len(line)
-
-    def clear(self) -> None:
-        if self._stream is not None and self._shown:
-            print(f"\r{' ' * self._shown}\r", end="", file=self._stream, flush=True)
-            self._shown = 0
+    return is_terminal(stream) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
