@@ -80,8 +80,6 @@ def test_a_reading_of_each_kind(kind: str) -> None:
         assert place.env_s > 0
         assert place.policy_s > 0
         assert place.alive
-        if way != Way.BATCHED:  # those workers were there before the collector
-            assert place.env_s + place.policy_s + place.waiting_s <= reading.age_s + 0.1
     assert 0 < reading.collecting_s + reading.yours_s <= reading.age_s
     text = json.dumps(reading.as_json())
     assert json.dumps(Reading.of_json(json.loads(text)).as_json()) == text
