@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -94,4 +95,4 @@ def _pooled(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     ends = [len(values) * cell // width for cell in range(width + 1)]
-    return [mean(values[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [mean(values[start:end]) for start, end in itertools.pairwise(ends)]

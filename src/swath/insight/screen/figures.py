@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,19 +165,7 @@ def _with_right(left: Any, right: Any, width: int) -> Any:
 
 def _folded(said: str, style: str, width: int) -> list[Any]:
     """A sentence, in as many lines as it needs."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(width=width, file=_Nowhere())
-    first, *others = Text(said, style).wrap(console, width - _INDENT)
-    return [first, *(Text(" " * _INDENT).append_text(line) for line in others)]
-
-
-class _Nowhere:
-    """Nothing is written while text is folded."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
+    lines = textwrap.wrap(said, width, subsequent_indent=" " * _INDENT)
+    return [Text(line, style) for line in lines]

@@ -89,7 +89,7 @@ def _summary(readings: Sequence[PlaceReading], lately: Sequence[Place], seconds:
         whole(envs),
         whole(sum(reading.frames for reading in readings)),
         whole(frames / seconds) if seconds > 0 else "-",
-        Place("all", envs, *shares, frames) if lately else None,
+        Place("all", envs, shares[0], shares[1], shares[2], frames) if lately else None,
         sum(reading.restarts for reading in readings),
     )
 
