@@ -26,7 +26,7 @@ def watch(collector: BaseCollector, every_s: float | None = None, file: TextIO |
     ...     pass
     >>> first, *_, last = file.getvalue().splitlines()
     >>> first
-    'swath: watching Collector · CartPole-v1 · 1 env'
+    'swath: watching Collector · GymEnv(CartPole-v1) · 1 env'
     >>> last[:31]
     'swath: 300 / 300 frames (100 %)'
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from swath.insight.facts import Facts, Way
@@ -61,8 +61,11 @@ class History:
 
     def add(self, reading: Reading) -> None:
         """The next reading of the same program."""
-        if self.latest is not None and reading.frames < self.latest.frames:
+        before = self.latest
+        if before is not None and reading.frames < before.frames:
             self._shown = 0  # it was put back to an earlier state
+        if before is not None and before.in_background and reading.yours_s == before.yours_s:
+            reading = replace(reading, in_background=True)  # that was all: nobody has asked for a batch since
         self._count(reading)
         self.latest = reading
         moment = _Moment(reading, min(self._shown, self._produced))
@@ -141,10 +144,13 @@ class History:
 
     @property
     def facts(self) -> Facts | None:
-        """How it has spent its time of late."""
-        if self.latest is None:
+        """How it has spent its time of late; once it is over, all of it."""
+        latest = self.latest
+        if latest is None:
             return None
-        return facts_between(self._before(_WHILE_S), self.latest)
+        if latest.is_closed:  # its workers have ended with it
+            return facts_between(None, replace(latest, places=[replace(place, alive=True) for place in latest.places]))
+        return facts_between(self._before(_WHILE_S), latest)
 
     @property
     def verdict(self) -> Verdict | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from swath.insight.history import History
 from swath.insight.reading import Reading
-from swath.insight.screen import live_view, plain_line
+from swath.insight.screen import in_words, live_view, plain_line
 from swath.insight.terminal import can_redraw, put, terminal_of
 from swath.process.supervise import EndedAtExit
 
@@ -74,7 +74,8 @@ class AsLines:
     def show(self, history: History) -> None:
         now = time.monotonic()
         if self._due is None:
-            self._say(title_line(history))
+            about = "a collector" if history.latest is None else in_words(history.latest.program)
+            self._say(f"watching {about}")
         elif now >= self._due:
             self._say(plain_line(history))
         else:
@@ -140,16 +141,6 @@ def as_html(view: Any) -> str:
     console.print(view)
     style = "white-space:pre;overflow-x:auto;line-height:1.25;font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}"><code>{{code}}</code></pre>')
-
-
-def title_line(history: History) -> str:
-    """What is watched, for a log."""
-    reading = history.latest
-    if reading is None:
-        return "watching"
-    program = reading.program
-    where = program.layout or f"{program.num_envs:,} env{'s' if program.num_envs > 1 else ''}"
-    return " · ".join(part for part in (f"watching {program.collector}", program.env, where) if part)
 
 
 def is_notebook() -> bool:

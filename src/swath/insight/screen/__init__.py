@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from swath.insight.history import History
-from swath.insight.quantities import short, whole
-from swath.insight.screen.figures import eta, figures, mean_of_recent, progress, title, words
+from swath.insight.quantities import duration, whole
+from swath.insight.screen.figures import eta, figures, in_words, mean_of_recent, progress, title, words
 from swath.insight.screen.places import places
+
+__all__ = ["in_words", "live_view", "plain_line"]
 
 #: From here on, figures and workers stand beside each other.
 _WIDE = 120
@@ -76,14 +78,14 @@ def plain_line(history: History) -> str:
         parts.append(eta(history))
     parts.append(mean_of_recent(reading))
     if reading.buffer is not None and reading.buffer.num_sampled:
-        parts.append(f"{short(reading.buffer.samples_per_insert)} samples per insert")
+        parts.append(f"{reading.buffer.samples_per_insert:,.1f} samples per insert")
     if reading.restarts:
         parts.append(f"restarts {reading.restarts}")
     if reading.failure is not None:
         parts.append(f"failed: {' '.join(reading.failure.split())}")
     elif reading.is_closed:
-        parts.append("closed")
-    elif (found := history.verdict) is not None and history.frames:
+        parts.append(f"closed after {duration(reading.age_s)}")
+    if (found := history.verdict) is not None and history.frames:
         parts.append(str(found))
     return " · ".join(parts)
 

@@ -9,7 +9,7 @@ from typing import Any
 from swath.disk import show_bytes
 from swath.insight.history import History
 from swath.insight.quantities import count, duration, mean, percent, quantile, short, sparkline, whole
-from swath.insight.reading import Reading, lag_quantile
+from swath.insight.reading import Program, Reading, lag_quantile
 
 _LABEL_WIDTH = 12
 _CURVE_WIDTH = 28
@@ -21,13 +21,19 @@ def title(reading: Reading, width: int) -> Any:
     from rich.text import Text
 
     program = reading.program
-    where = program.layout or count(program.num_envs, "env")
-    what = Text(" · ".join(part for part in (program.collector, program.env, where) if part), "bold")
+    what = Text(in_words(program), "bold")
     since = duration(reading.age_s)
     right = f"pid {program.pid} · {since}"
     if what.cell_len + 2 + len(right) > width:
         right = since
     return _with_right(what, Text(right, "dim"), width)
+
+
+def in_words(program: Program) -> str:
+    """Collector, env, and where the envs are."""
+    env = program.env.replace(", batch_size=()", "")  # as most envs call themselves
+    where = program.layout or count(program.num_envs, "env")
+    return " · ".join(part for part in (program.collector, env, where) if part)
 
 
 def progress(history: History, width: int) -> Any:
@@ -66,7 +72,7 @@ def figures(history: History, width: int) -> list[Any]:
     if buffer is not None:
         full = percent(buffer.size / buffer.capacity) if buffer.capacity else "-"
         said = f"{whole(buffer.size)} / {whole(buffer.capacity)} frames ({full})"
-        lines.append(_line("buffer", f"{said}, {short(buffer.samples_per_insert)} samples per insert", width))
+        lines.append(_line("buffer", f"{said}, {buffer.samples_per_insert:,.1f} samples per insert", width))
     elsewhere = [f"{show_bytes(reading.shared_bytes)} shared"] if reading.shared_bytes else []
     elsewhere += [f"restarts {reading.restarts:,}"] if reading.restarts else []
     if elsewhere:
@@ -75,16 +81,18 @@ def figures(history: History, width: int) -> list[Any]:
 
 
 def words(history: History, width: int) -> list[Any]:
-    """What limits it, and the next thing to try; or how it ended."""
+    """What limits it, and the next thing to try; and how it ended."""
     reading, found = history.latest, history.verdict
     assert reading is not None
+    lines = []
     if reading.failure is not None:
-        return _folded("failed: " + reading.failure, "bold red", width)
-    if reading.is_closed:
-        return _folded(f"closed after {duration(reading.age_s)}", "green", width)
-    if found is None or not history.frames:
-        return []
-    return _folded(found.says, "bold yellow", width) + (_folded(f"→ {found.advice}", "", width) if found.advice else [])
+        lines += _folded("failed: " + reading.failure, "bold red", width)
+    elif reading.is_closed:
+        lines += _folded(f"closed after {duration(reading.age_s)}", "green", width)
+    if found is not None and history.frames:
+        lines += _folded(found.says, "bold yellow", width)
+        lines += _folded(f"→ {found.advice}", "", width) if found.advice else []
+    return lines
 
 
 def mean_of_recent(reading: Reading) -> str:
@@ -138,11 +146,8 @@ def _lag(history: History) -> str:
     if not any(lags):
         return version
 
-    def shown(share: float) -> str:
-        lag = lag_quantile(lags, share) or 0
-        return f"{lag}+" if lag and lag == len(lags) - 1 else str(lag)  # the last is of all that are older
-
-    return f"p50 {shown(0.5)}, p95 {shown(0.95)}, max {shown(1.0)} updates; {version}"
+    p50, p95, most = (lag_quantile(lags, share) for share in (0.5, 0.95, 1.0))
+    return f"p50 {p50}, p95 {p95}, max {most} updates; {version}"
 
 
 def _line(label: str, said: str, width: int, curve: Sequence[float] = ()) -> Any:
