@@ -83,9 +83,9 @@ class History:
             before = self._of_places.get(place.name, 0)
             self._produced += place.frames - before if place.frames >= before else place.frames
             self._of_places[place.name] = place.frames
-        # Batches that are under way: of one place each, or of all together.
+        # Batches that are under way: of all together, or of one env each. (Of what is more, frames were dropped.)
         program = reading.program
-        at_once = len(reading.places) if program.way == Way.ASYNC else 1
+        at_once = program.num_envs if program.way == Way.ASYNC else 1
         under_way = sum(place.frames for place in reading.places) - reading.frames
         collected = reading.frames + min(max(0, under_way), at_once * program.frames_per_batch)
         total = math.inf if program.total_frames is None else program.total_frames

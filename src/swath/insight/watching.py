@@ -30,7 +30,7 @@ class Outlet(Protocol):
     every_s: float
 
     def open(self) -> None: ...
-    def show(self, history: History) -> None: ...
+    def show(self, history: History, /) -> None: ...
     def close(self, history: History) -> None: ...
 
 
@@ -59,12 +59,17 @@ class InTerminal:
 
 
 class AsLines:
-    """A line now and then."""
+    """A line now and then.
 
-    def __init__(self, file: TextIO, every_s: float | None = None) -> None:
+    Args:
+        about: the first line (default: what is watched).
+    """
+
+    def __init__(self, file: TextIO, every_s: float | None = None, about: str | None = None) -> None:
         self._file = file
         self._asked_s = every_s
         self.every_s = min(_REDRAW_EVERY_S, every_s or _REDRAW_EVERY_S)
+        self._about = about
         self._began = time.monotonic()
         self._due: float | None = None
 
@@ -74,10 +79,10 @@ class AsLines:
     def show(self, history: History) -> None:
         now = time.monotonic()
         if self._due is None:
-            about = "a collector" if history.latest is None else in_words(history.latest.program)
-            self._say(f"watching {about}")
+            program = None if history.latest is None else history.latest.program
+            self.say(self._about or (f"watching {in_words(program)}" if program else "watching"))
         elif now >= self._due:
-            self._say(plain_line(history))
+            self.say(plain_line(history))
         else:
             return
         slower_s = min(_LONGEST_BETWEEN_LINES_S, max(_LINE_EVERY_S, (now - self._began) / 10))
@@ -85,9 +90,9 @@ class AsLines:
 
     def close(self, history: History) -> None:
         if history.latest is not None:
-            self._say(plain_line(history))
+            self.say(plain_line(history))
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         put(self._file, f"swath: {line}\n")
 
 
