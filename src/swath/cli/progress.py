@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -16,6 +17,19 @@ from swath.insight.watching import AsLines, Watcher
 
 _LOOK_EVERY_S = 0.25
 _LINE_EVERY_S = 2.0
+#: What is said of a collector in Python, and what of this command.
+_AS_OPTIONS = (
+    (r"the learner waits \d+ % of the time, and ", ""),
+    (r"\byours (?=\d)", "writing "),
+    (r"for you: training takes", "for the disk: writing takes"),
+    (r"(MultiCollector with )?num_workers=", "--workers "),
+    (r"envs_per_worker=|SerialEnv\(32, \.\.\.\)", "a higher --envs"),
+    (r"(MultiCollector with )?sync=False, or a replay buffer and start\(\), collects while you train", "a faster disk"),
+    (r"faster updates; .*", "a faster disk"),
+    (r"sync=False lets others go on, .*", "without --sync, the others go on"),
+    (r"a higher frames_per_batch", "a higher --frames-per-batch"),
+    (r", compile_policy=True,| \(RayCollector\)", ""),
+)
 _STOPPING = "stopping after this step; Ctrl-C again leaves at once"
 
 
@@ -56,7 +70,7 @@ class CollectingLines(AsLines):
     """Lines of a log, one of which says that it is about to stop."""
 
     def __init__(self, file: TextIO, about: str, is_stopping: Callable[[], bool]) -> None:
-        super().__init__(file, _LINE_EVERY_S, about)
+        super().__init__(file, _LINE_EVERY_S, about, reword=as_options)
         self.every_s = _LOOK_EVERY_S
         self._is_stopping = is_stopping
         self._told = False
@@ -124,8 +138,19 @@ def collecting(
         lines.append(Text(f"loading PyTorch and the env{workers} …", "dim"))
     else:
         room = None if height is None else height - len(lines)
-        lines.append(live_view(history, width, room, titled=False))
+        lines.append(live_view(history, width, room, titled=False, reword=as_options))
     return Text("\n", no_wrap=True).join(lines)
+
+
+def as_options(said: str) -> str:
+    """A verdict, as of a program that only collects and writes, and its advice as options of this command.
+
+    >>> as_options("the learner waits 80 % of the time, and this process is busy: MultiCollector with num_workers=2")
+    'this process is busy: --workers 2'
+    """
+    for pattern, instead in _AS_OPTIONS:
+        said = re.sub(pattern, instead, said)
+    return said
 
 
 def title(options: CollectOptions) -> str:

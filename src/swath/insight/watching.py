@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from swath.insight.history import History
 from swath.insight.reading import Reading
-from swath.insight.screen import in_words, live_view, plain_line
+from swath.insight.screen import Reword, in_words, live_view, plain_line
 from swath.insight.terminal import can_redraw, put, terminal_of
 from swath.process.supervise import EndedAtExit
 
@@ -63,13 +63,16 @@ class AsLines:
 
     Args:
         about: the first line (default: what is watched).
+        reword: as of ``plain_line``.
     """
 
-    def __init__(self, file: TextIO, every_s: float | None = None, about: str | None = None) -> None:
+    def __init__(
+        self, file: TextIO, every_s: float | None = None, about: str | None = None, reword: Reword = str
+    ) -> None:
         self._file = file
         self._asked_s = every_s
         self.every_s = min(_REDRAW_EVERY_S, every_s or _REDRAW_EVERY_S)
-        self._about = about
+        self._about, self._reword = about, reword
         self._began = time.monotonic()
         self._due: float | None = None
 
@@ -82,7 +85,7 @@ class AsLines:
             program = None if history.latest is None else history.latest.program
             self.say(self._about or (f"watching {in_words(program)}" if program else "watching"))
         elif now >= self._due:
-            self.say(plain_line(history))
+            self.say(plain_line(history, self._reword))
         else:
             return
         slower_s = min(_LONGEST_BETWEEN_LINES_S, max(_LINE_EVERY_S, (now - self._began) / 10))
@@ -90,7 +93,7 @@ class AsLines:
 
     def close(self, history: History) -> None:
         if history.latest is not None:
-            self.say(plain_line(history))
+            self.say(plain_line(history, self._reword))
 
     def say(self, line: str) -> None:
         put(self._file, f"swath: {line}\n")

@@ -9,10 +9,10 @@ from typing import Any
 
 from swath.insight.history import History
 from swath.insight.quantities import duration, whole
-from swath.insight.screen.figures import eta, figures, in_words, mean_of_recent, progress, title, words
+from swath.insight.screen.figures import Reword, eta, figures, in_words, mean_of_recent, progress, title, words
 from swath.insight.screen.places import places
 
-__all__ = ["in_words", "live_view", "plain_line"]
+__all__ = ["Reword", "in_words", "live_view", "plain_line"]
 
 #: From here on, figures and workers stand beside each other.
 _WIDE = 120
@@ -23,11 +23,14 @@ _LEAST_WIDTH = 40
 _PLACES, _PLACES_BESIDE = 8, 16
 
 
-def live_view(history: History, width: int, height: int | None = None, *, titled: bool = True) -> Any:
+def live_view(
+    history: History, width: int, height: int | None = None, *, titled: bool = True, reword: Reword = str
+) -> Any:
     """All that is known, for rich: lines of ``width`` cells at the most, and of ``height`` lines, if it is given.
 
     Args:
         titled: whether it begins with what the program is.
+        reword: what is said of whose turn it is, and as advice, in the words of who does not write Python.
 
     >>> live_view(History(), 80).plain
     'nothing is known of it yet'
@@ -42,12 +45,12 @@ def live_view(history: History, width: int, height: int | None = None, *, titled
         lines = [title(history.latest, width)] if titled else []
         lines.append(progress(history, width))
         if width < _WIDE:
-            lines += [*figures(history, width), *words(history, width)]
+            lines += [*figures(history, width, reword), *words(history, width, reword)]
             room = _PLACES if height is None else max(3, height - len(lines))
             lines += places(history, width, room)
         else:
-            said = words(history, width)
-            left = figures(history, _FIGURES_WIDTH)
+            said = words(history, width, reword)
+            left = figures(history, _FIGURES_WIDTH, reword)
             room = (
                 _PLACES_BESIDE if height is None else min(_PLACES_BESIDE, max(3, height - len(lines) - len(said) - 2))
             )
@@ -60,7 +63,7 @@ def live_view(history: History, width: int, height: int | None = None, *, titled
     return Text("\n", no_wrap=True).join(lines)
 
 
-def plain_line(history: History) -> str:
+def plain_line(history: History, reword: Reword = str) -> str:
     """The most important of it, in a line of a log.
 
     >>> plain_line(History())
@@ -86,7 +89,7 @@ def plain_line(history: History) -> str:
     elif reading.is_closed:
         parts.append(f"closed after {duration(reading.age_s)}")
     if (found := history.verdict) is not None and history.frames:
-        parts.append(str(found))
+        parts.append(reword(str(found)))
     return " · ".join(parts)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from swath.disk import show_bytes
 from swath.insight.history import History
 from swath.insight.quantities import count, duration, mean, percent, quantile, short, sparkline, whole
 from swath.insight.reading import Program, Reading, lag_quantile
+
+#: What is said of a program in Python, in other words.
+Reword = Callable[[str], str]
 
 _LABEL_WIDTH = 12
 _CURVE_WIDTH = 28
@@ -58,14 +61,14 @@ def eta(history: History) -> str:
     return "ETA --:--" if history.seconds_left is None else f"ETA {duration(history.seconds_left)}"
 
 
-def figures(history: History, width: int) -> list[Any]:
+def figures(history: History, width: int, reword: Reword = str) -> list[Any]:
     """Only what there is."""
     reading = history.latest
     assert reading is not None
     speed = f"{whole(history.frames_per_s_now)} frames/s now, {whole(history.frames_per_s)} overall"
     lines = [_line("speed", speed, width, history.rates), *_episodes(reading, width)]
     if time := _time(history):
-        lines.append(_line("time", time, width))
+        lines.append(_line("time", reword(time), width))
     if reading.policy_version:
         lines.append(_line("policy lag", _lag(history), width))
     buffer = reading.buffer
@@ -80,7 +83,7 @@ def figures(history: History, width: int) -> list[Any]:
     return lines
 
 
-def words(history: History, width: int) -> list[Any]:
+def words(history: History, width: int, reword: Reword = str) -> list[Any]:
     """What limits it, and the next thing to try; and how it ended."""
     reading, found = history.latest, history.verdict
     assert reading is not None
@@ -90,8 +93,8 @@ def words(history: History, width: int) -> list[Any]:
     elif reading.is_closed:
         lines += _folded(f"closed after {duration(reading.age_s)}", "green", width)
     if found is not None and history.frames:
-        lines += _folded(found.says, "bold yellow", width)
-        lines += _folded(f"→ {found.advice}", "", width) if found.advice else []
+        lines += _folded(reword(found.says), "bold yellow", width)
+        lines += _folded(f"→ {reword(found.advice)}", "", width) if found.advice else []
     return lines
 
 
