@@ -21,6 +21,7 @@ _LINE_EVERY_S = 2.0
 _AS_OPTIONS = (
     (r"the learner waits \d+ % of the time, and ", ""),
     (r"\byours (?=\d)", "writing "),
+    (r", and training takes \d+ %", ""),
     (r"for you: training takes", "for the disk: writing takes"),
     (r"(MultiCollector with )?num_workers=", "--workers "),
     (r"envs_per_worker=|SerialEnv\(32, \.\.\.\)", "a higher --envs"),

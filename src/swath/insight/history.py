@@ -53,6 +53,8 @@ class History:
         self._rates: deque[float] = deque()
         self._rate_every_s = 0.5
         self._rated: _Moment | None = None
+        #: When there were how many batches: of the last minute.
+        self._batches: deque[tuple[float, int]] = deque()
         #: What each place has collected, over its restarts.
         self._of_places: dict[str, int] = {}
         self._produced = 0
@@ -69,10 +71,14 @@ class History:
         self._count(reading)
         self.latest = reading
         moment = _Moment(reading, min(self._shown, self._produced))
+        if before is not None and reading.batches != before.batches:
+            self._batches.append((reading.at_s, reading.batches))
+            while len(self._batches) > 2 and self._batches[1][0] < reading.at_s - _LONGEST_S:
+                self._batches.popleft()
         self._rate(moment)
         kept = self._kept
         between_s = max(_LEAST_BETWEEN_S, len(reading.places) / _PLACES_A_SECOND)
-        if len(kept) > 1 and reading.at_s - kept[-2].reading.at_s < between_s:
+        if len(kept) > 1 and kept[-1].reading.at_s - kept[-2].reading.at_s < between_s:
             kept.pop()  # the last is always there
         kept.append(moment)
         while len(kept) > 2 and kept[1].reading.at_s <= reading.at_s - _LONGEST_S:
@@ -195,6 +201,7 @@ class History:
 
     @property
     def _seconds_a_batch(self) -> float:
-        first, last = self._kept[0].reading, self._kept[-1].reading
-        batches = last.batches - first.batches
-        return (last.at_s - first.at_s) / batches if batches > 0 else 0.0
+        if len(self._batches) < 2:
+            return 0.0
+        (since, first), (until, last) = self._batches[0], self._batches[-1]
+        return (until - since) / (last - first) if last > first else 0.0
