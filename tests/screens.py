@@ -40,12 +40,9 @@ def a_reading(at_s: float, program: Program = PROGRAM, num_places: int = 4, **mo
 
 
 def a_place(number: int, at_s: float, **more: Any) -> PlaceReading:
-    share = {"env_s": 0.7 * at_s, "policy_s": 0.2 * at_s, "waiting_s": 0.1 * at_s}
-    return PlaceReading(
-        **{"name": f"worker {number}", "pid": 1000 + number, "alive": True, "num_envs": 4, "frames": int(1000 * at_s)}
-        | share
-        | more
-    )
+    about: dict[str, Any] = {"name": f"worker {number}", "pid": 1000 + number, "alive": True, "num_envs": 4}
+    about |= {"frames": int(1000 * at_s), "env_s": 0.7 * at_s, "policy_s": 0.2 * at_s, "waiting_s": 0.1 * at_s}
+    return PlaceReading(**{**about, **more})
 
 
 def a_history(seconds: float = 20.0, every_s: float = 0.5, num_places: int = 4, **more: Any) -> History:
