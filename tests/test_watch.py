@@ -126,13 +126,17 @@ def test_a_break_leaves_both_open() -> None:
 
 def test_an_error_of_the_user_ends_it_before_it_is_told() -> None:
     collector = a_collector()
-    with pytest.raises(ZeroDivisionError):
+
+    def train() -> None:
         for _ in swath.watch(collector, file=io.StringIO()):
-            _ = 1 / 0
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert not watchers()
     assert len(list(collector)) == 3
     with pytest.raises(ZeroDivisionError), swath.watch(a_collector(), file=io.StringIO()):
-        _ = 1 / 0
+        raise ZeroDivisionError
     assert not watchers()
 
 
@@ -257,7 +261,7 @@ def test_where_there_is_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
             r"not a GymEnv: an env is seen in its collector, watch\(Collector\(env, policy",
         ),
         (lambda: a_background()[1], "not a ReplayBuffer: a replay buffer is seen with the collector that fills it"),
-        (lambda: [], r"shows a collector \(Collector, MultiCollector, ...\), not a list: make a collector"),
+        (list, r"shows a collector \(Collector, MultiCollector, ...\), not a list: make a collector"),
         (lambda: "CartPole-v1", "not a str: make a collector"),
         (lambda: None, "not a NoneType"),
         (lambda: Collector, "not the class Collector: make one"),

@@ -420,6 +420,7 @@ class BaseCollector(
                 self._background.stop(seconds)
             if self._trace is not None:
                 self._trace.collector_closes(self)
+            self._tell_the_last()
             self._close(close_env)
         except Exception:
             if raise_on_error:

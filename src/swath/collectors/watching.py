@@ -55,13 +55,15 @@ class Watch:
         self._watcher = self._started()
 
     def _started(self) -> Watcher:
-        reference = weakref.ref(self._require_collector())
+        collector = self._require_collector()
+        reference = weakref.ref(collector)
 
         def read() -> Reading | None:
             collector = reference()
             return None if collector is None else collector.reading()
 
         watcher = Watcher(read, outlet_for(self._file, reference, self._every_s))
+        collector.when_closed(watcher)
         watcher.start()
         return watcher
 

@@ -180,6 +180,7 @@ class Watcher:
         self._read = read
         self._outlet = outlet
         self.history = History()
+        self._last: Reading | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swath-watch", daemon=True)
 
@@ -198,6 +199,11 @@ class Watcher:
             self._thread.join(_SECONDS_TO_END)
         _running.discard(self)
 
+    def end_with(self, reading: Reading) -> None:
+        """Show this, and nothing after it. Returns at once."""
+        self._last = reading
+        self._over.set()
+
     def _run(self) -> None:
         with suppress(OSError):  # whoever looked has left: a pipe or a terminal was closed
             self._outlet.open()
@@ -211,7 +217,7 @@ class Watcher:
 
     def _look(self) -> bool:
         """Whether there is more to see."""
-        reading = self._read()
+        reading = self._last or self._read()
         if reading is None:
             return False
         self.history.add(reading)
