@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -9,12 +10,16 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TextIO
 
 from swath.process.start import start_process
 
+#: Up to the last command, or sign of UTF-8, that is there as a whole.
+_WHOLE = re.compile(
+    rb"(?:[\x00-\x1a\x1c-\x7f]|\x1b\[[?\d;]*[A-Za-z]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3})*"
+)
 _PIECE = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|\r\n|[\r\n]|[^\x1b\r\n]+")
 
 
@@ -81,6 +86,8 @@ class SmallTerminal:
         self.name = os.ttyname(self._theirs)
         self._columns = columns
         self._bytes = b""
+        self._lock = threading.Lock()
+        self._seen, self._unread = Seen(columns), ""
         self._thread = threading.Thread(target=self._look)
         self._files: list[TextIO] = []
         self._thread.start()
@@ -91,28 +98,47 @@ class SmallTerminal:
     def _look(self) -> None:
         try:
             while part := os.read(self._ours, 65536):
-                self._bytes += part
+                with self._lock:
+                    self._bytes += part
+                    self._interpret(part)
         except OSError:  # so Linux says that nobody has the other end
             pass
+
+    def _interpret(self, part: bytes) -> None:
+        """All but the beginning of a command, or of a sign, whose end has not come."""
+        text = self._unread.encode("latin-1") + part
+        whole = _WHOLE.match(text)
+        assert whole is not None
+        self._unread = text[whole.end() :].decode("latin-1")
+        self._seen.feed(whole.group().decode())
 
     def open(self, encoding: str = "utf-8") -> TextIO:
         """Another file that is this terminal."""
         self._files.append(open(self.name, "w", encoding=encoding))  # noqa: SIM115
         return self._files[-1]
 
+    @contextlib.contextmanager
+    def printed_to(self) -> Iterator[None]:
+        """What this program prints comes here."""
+        with contextlib.redirect_stdout(self.open()), contextlib.redirect_stderr(self.open()):
+            yield
+
     @property
     def raw(self) -> str:
         return self._bytes.decode()
 
     @property
-    def seen(self) -> Seen:
-        seen = Seen(self._columns)
-        seen.feed(self.raw)
-        return seen
+    def text(self) -> str:
+        return "\n".join(self.lines)
 
     @property
-    def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self.seen.lines)
+    def lines(self) -> list[str]:
+        with self._lock:
+            return [line.rstrip() for line in self._seen.lines]
+
+    @property
+    def cursor_was_hidden(self) -> bool:
+        return self._seen.cursor_was_hidden
 
     def wait_for(self, what: str | Callable[[], bool], timeout_s: float = 60.0) -> None:
         until = time.monotonic() + timeout_s
@@ -125,14 +151,13 @@ class SmallTerminal:
         return termios.tcgetattr(self._theirs)
 
     def settle(self) -> None:
-        """All that was written has been seen: what is written now comes last."""
-        end = f"<{time.monotonic_ns()}>"
-        os.write(self._theirs, end.encode())
+        """All that was written has been seen: what is written now, which nobody sees, comes last."""
+        end = f"\x1b[{time.monotonic_ns()}m".encode()
+        os.write(self._theirs, end)
         until = time.monotonic() + 60
-        while not self._bytes.endswith(end.encode()):
+        while not self._bytes.endswith(end):
             assert time.monotonic() < until
             time.sleep(0.005)
-        self._bytes = self._bytes.removesuffix(end.encode())
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ import io
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -20,7 +21,6 @@ from torch import nn
 
 import swath
 from leaks import wait_until
-from programs import WarmProgram
 from small_terminal import Seen, SmallTerminal, start_in
 from swath.collectors import Collector, MultiSyncCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
@@ -151,11 +151,12 @@ def test_stop_ends_it_and_the_collector_goes_on() -> None:
         list(watch)
 
 
-def test_an_env_that_fails_is_the_loops_error() -> None:
-    collector = a_collector()
-    collector.runner.env.close()
-    with pytest.raises(Exception):  # noqa: B017 (whatever it is without a watch)
-        list(swath.watch(collector, file=io.StringIO()))
+def test_what_fails_is_the_loops_error() -> None:
+    def hook(batch: Any) -> None:
+        raise RuntimeError("lost contact")
+
+    with pytest.raises(RuntimeError, match="lost contact"):
+        list(swath.watch(a_collector(post_collect_hook=hook), file=io.StringIO()))
     assert not watchers()
 
 
@@ -289,54 +290,56 @@ def test_a_file_is_a_file(file: Any) -> None:
 # -- a terminal --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def streams(terminal: SmallTerminal, monkeypatch: pytest.MonkeyPatch) -> SmallTerminal:
-    """The terminal is where this program prints."""
-    monkeypatch.setattr(sys, "stdout", terminal.open())
-    monkeypatch.setattr(sys, "stderr", terminal.open())
-    return terminal
+def test_in_a_terminal_it_stays_below_what_is_printed(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        for number, _ in enumerate(swath.watch(a_collector(), every_s=0.01)):
+            print(f"update {number}")
+            print("to stderr", file=sys.stderr)
+        terminal.settle()
+        lines = terminal.text.splitlines()
+        assert lines[:8] == [line for number in range(4) for line in (f"update {number}", "to stderr")]
+        assert lines[8].startswith("Collector · GymEnv(CartPole-v1) · 1 env")
+        assert "400 / 400 frames" in lines[9]
+        assert terminal.text.count("Collector · ") == 1
+        assert not terminal.cursor_was_hidden
 
 
-def test_in_a_terminal_it_stays_below_what_is_printed(streams: SmallTerminal) -> None:
-    for number, _ in enumerate(swath.watch(a_collector(), every_s=0.01)):
-        print(f"update {number}")
-        print("to stderr", file=sys.stderr)
-    streams.settle()
-    lines = streams.text.splitlines()
-    assert lines[:8] == [line for number in range(4) for line in (f"update {number}", "to stderr")]
-    assert lines[8].startswith("Collector · GymEnv(CartPole-v1) · 1 env")
-    assert "400 / 400 frames" in lines[9]
-    assert streams.text.count("Collector · ") == 1
-    assert not streams.seen.cursor_was_hidden
-
-
-def test_what_is_printed_comes_whole_and_in_order(streams: SmallTerminal) -> None:
+def test_what_is_printed_comes_whole_and_in_order(terminal: SmallTerminal) -> None:
     """Whatever pieces it is written in, however long its lines are."""
-    rng, expected = random.Random(0), ""
-    with swath.watch(a_collector(None), every_s=0.005):
-        for number in range(300):
-            text = rng.choice(
-                ["\n", "a", f"{number} word ", f"line {number}\n", "x" * 200 + "\n", "y" * 80 + "\n", "two\nlines\n"]
-            )
-            expected += text
-            rng.choice([sys.stdout, sys.stderr]).write(text)
-    streams.settle()
-    alone = Seen(80)
-    alone.feed(expected)
-    assert [line.rstrip() for line in streams.seen.lines[: len(alone.lines) - 1]] == [
-        line.rstrip() for line in alone.lines[:-1]
-    ]
+    with terminal.printed_to():
+        rng, expected = random.Random(0), ""
+        with swath.watch(a_collector(None), every_s=0.005):
+            for number in range(300):
+                text = rng.choice(
+                    [
+                        "\n",
+                        "a",
+                        f"{number} word ",
+                        f"line {number}\n",
+                        "x" * 200 + "\n",
+                        "y" * 80 + "\n",
+                        "two\nlines\n",
+                    ]
+                )
+                expected += text
+                rng.choice([sys.stdout, sys.stderr]).write(text)
+        terminal.settle()
+        alone = Seen(80)
+        alone.feed(expected)
+        expected_lines = [line.rstrip() for line in alone.lines[:-1]]
+        assert terminal.lines[: len(expected_lines)] == expected_lines
 
 
-def test_a_line_that_has_not_ended_stays_open(streams: SmallTerminal) -> None:
-    with swath.watch(a_collector(None), every_s=0.005):
-        sys.stdout.write("50 %")
-        streams.wait_for("50 %\nCollector")
-        sys.stdout.write("\r75 %")
-        streams.wait_for("75 %\nCollector")
-        sys.stdout.write(" and more\n")
-        streams.wait_for("75 % and more\n\nCollector")
-    assert "50 %" not in streams.text
+def test_a_line_that_has_not_ended_stays_open(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        with swath.watch(a_collector(None), every_s=0.005):
+            sys.stdout.write("50 %")
+            terminal.wait_for("50 %\nCollector")
+            sys.stdout.write("\r75 %")
+            terminal.wait_for("75 %\nCollector")
+            sys.stdout.write(" and more\n")
+            terminal.wait_for("75 % and more\n\nCollector")
+        assert "50 %" not in terminal.text
 
 
 def test_another_stream_is_left_alone(terminal: SmallTerminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -351,83 +354,93 @@ def test_another_stream_is_left_alone(terminal: SmallTerminal, monkeypatch: pyte
     assert "400 / 400 frames" in terminal.text
 
 
-def test_streams_are_as_they_were(streams: SmallTerminal) -> None:
-    before = sys.stdout, sys.stderr
-    with swath.watch(a_collector(None), every_s=0.01):
-        streams.wait_for("Collector")
-        assert sys.stdout is not before[0]
-        assert (sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.fileno()) == (True, "utf-8", before[0].fileno())
-        kept = sys.stdout
-        with pytest.raises(TypeError, match="must be str"):
-            kept.write(b"bytes")  # type: ignore[arg-type]
-        kept.writelines(["some\n", "lines\n"])
-    assert (sys.stdout, sys.stderr) == before
-    print("by whoever has kept it", file=kept)
-    streams.wait_for("by whoever has kept it")
+def test_streams_are_as_they_were(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        before = sys.stdout, sys.stderr
+        with swath.watch(a_collector(None), every_s=0.01):
+            terminal.wait_for("Collector")
+            assert sys.stdout is not before[0]
+            assert (sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.fileno()) == (
+                True,
+                "utf-8",
+                before[0].fileno(),
+            )
+            kept = sys.stdout
+            with pytest.raises(TypeError, match="must be str"):
+                kept.write(b"bytes")  # type: ignore[arg-type]
+            kept.writelines(["some\n", "lines\n"])
+        assert (sys.stdout, sys.stderr) == before
+        print("by whoever has kept it", file=kept)
+        terminal.wait_for("by whoever has kept it")
 
 
-def test_who_replaces_the_streams_meanwhile_keeps_them(streams: SmallTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_replaces_the_streams_meanwhile_keeps_them(terminal: SmallTerminal) -> None:
     others = io.StringIO()
-    with swath.watch(a_collector(None), every_s=0.01):
-        streams.wait_for("Collector")
-        monkeypatch.setattr(sys, "stdout", others)
-    assert sys.stdout is others
+    with terminal.printed_to():
+        with swath.watch(a_collector(None), every_s=0.01):
+            terminal.wait_for("Collector")
+            sys.stdout = others
+        assert sys.stdout is others
 
 
-def test_two_watches_of_one_collector_show_it_once(streams: SmallTerminal) -> None:
-    collector = a_collector(None)
-    with swath.watch(collector, every_s=0.01):
+def test_two_watches_of_one_collector_show_it_once(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        collector = a_collector(None)
         with swath.watch(collector, every_s=0.01):
-            streams.wait_for("Collector")
-            assert len(watchers()) == 2
-        assert len(watchers()) == 1
-        collector.next()
-        streams.wait_for("\n100 frames")
-        assert streams.text.count("Collector ·") == 1
-    streams.settle()
-    assert streams.text.count("Collector ·") == 1
+            with swath.watch(collector, every_s=0.01):
+                terminal.wait_for("Collector")
+                assert len(watchers()) == 2
+            assert len(watchers()) == 1
+            collector.next()
+            terminal.wait_for("\n100 frames")
+            assert terminal.text.count("Collector ·") == 1
+        terminal.settle()
+        assert terminal.text.count("Collector ·") == 1
 
 
-def test_two_collectors_share_a_terminal(streams: SmallTerminal) -> None:
-    first, second = a_collector(300), a_collector(400)
-    with swath.watch(first, every_s=0.01), swath.watch(second, every_s=0.01):
-        streams.wait_for(lambda: streams.text.count("Collector ·") == 2)
-        assert len(streams.text.splitlines()) <= 23
-        list(first)
-        streams.wait_for("300 / 300 frames")
-        print("between")
-        list(second)
-    streams.settle()
-    assert streams.text.count("Collector ·") == 2
-    assert "300 / 300 frames" in streams.text
-    assert "400 / 400 frames" in streams.text
-    assert "between" in streams.text
+def test_two_collectors_share_a_terminal(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        first, second = a_collector(300), a_collector(400)
+        with swath.watch(first, every_s=0.01), swath.watch(second, every_s=0.01):
+            terminal.wait_for(lambda: terminal.text.count("Collector ·") == 2)
+            assert len(terminal.text.splitlines()) <= 23
+            list(first)
+            terminal.wait_for("300 / 300 frames")
+            print("between")
+            list(second)
+        terminal.settle()
+        assert terminal.text.count("Collector ·") == 2
+        assert "300 / 300 frames" in terminal.text
+        assert "400 / 400 frames" in terminal.text
+        assert "between" in terminal.text
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(30, 10), (80, 5), (80, 2), (200, 60)])
-def test_it_fits_whatever_the_size(streams: SmallTerminal, columns: int, lines: int) -> None:
-    streams.resize(columns, lines)
-    collector = a_collector(None)
-    with swath.watch(collector, every_s=0.01):
-        collector.next()
-        streams.wait_for(lambda: len(streams.raw) > 4000)
-        shown = streams.text.splitlines()
-        assert len(shown) < max(lines, 3)
-        assert max(map(len, shown)) <= max(columns, 40)
+def test_it_fits_whatever_the_size(terminal: SmallTerminal, columns: int, lines: int) -> None:
+    with terminal.printed_to():
+        terminal.resize(columns, lines)
+        collector = a_collector(None)
+        with swath.watch(collector, every_s=0.01):
+            collector.next()
+            terminal.wait_for(lambda: len(terminal.raw) > 4000)
+            shown = terminal.text.splitlines()
+            assert len(shown) < max(lines, 3)
+            assert max(map(len, ["", *shown])) <= columns
 
 
-def test_a_terminal_that_is_made_smaller(streams: SmallTerminal) -> None:
-    with swath.watch(a_collector(None), every_s=0.01):
-        streams.wait_for("Collector")
-        streams.resize(50, 12)
-        streams.wait_for(lambda: max(map(len, streams.text.splitlines())) <= 50)
+def test_a_terminal_that_is_made_smaller(terminal: SmallTerminal) -> None:
+    with terminal.printed_to(), swath.watch(a_collector(None), every_s=0.01):
+        terminal.wait_for("Collector")
+        terminal.resize(50, 12)
+        terminal.wait_for(lambda: max(map(len, terminal.text.splitlines())) <= 50)
 
 
-def test_a_terminal_that_cannot_redraw_gets_lines(streams: SmallTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    list(swath.watch(a_collector()))
-    assert "swath: 400 / 400 frames" in streams.text
-    assert "\x1b" not in streams.raw
+def test_a_terminal_that_cannot_redraw_gets_lines(terminal: SmallTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal.printed_to():
+        monkeypatch.setenv("TERM", "dumb")
+        list(swath.watch(a_collector()))
+        assert "swath: 400 / 400 frames" in terminal.text
+        assert "\x1b" not in terminal.raw
 
 
 def test_a_terminal_without_our_signs(terminal: SmallTerminal) -> None:
@@ -445,15 +458,16 @@ def test_no_terminal_is_kept(terminal: SmallTerminal) -> None:
 
 
 @pytest.mark.processes
-def test_a_forked_process_prints_as_ever(streams: SmallTerminal) -> None:
-    with swath.watch(a_collector(None), every_s=0.001):
-        streams.wait_for("Collector")
-        child = os.fork()
-        if not child:
-            print("of the child", flush=True)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    assert "of the child" in streams.raw
+def test_a_forked_process_prints_as_ever(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        with swath.watch(a_collector(None), every_s=0.001):
+            terminal.wait_for("Collector")
+            child = os.fork()
+            if not child:
+                print("of the child", flush=True)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        assert "of the child" in terminal.raw
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -483,7 +497,7 @@ def test_a_program_that_is_ended_leaves_the_terminal_in_order(terminal: SmallTer
     assert process.exitcode == (1 if number == signal.SIGINT else -number)
     process.close()
     assert terminal.attributes == before
-    assert not terminal.seen.cursor_was_hidden
+    assert not terminal.cursor_was_hidden
     if number == signal.SIGINT:
         assert terminal.text.index("frames/s now") < terminal.text.index("KeyboardInterrupt")
         assert terminal.text.count("Collector ·") == 1
@@ -510,10 +524,9 @@ swath.watch(collector)
 collector.next()
 kept = collector
 """
-    with WarmProgram(script) as program:
-        out, err = program.communicate()
-    assert (program.returncode, out) == (0, "")
-    assert err.splitlines()[-1].startswith("swath: 100 frames · ")
+    ended = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr.splitlines()[-1].startswith("swath: 100 frames · ")
 
 
 @pytest.mark.processes

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from swath.insight.facts import Facts, Way
 from swath.insight.reading import Reading, facts_between
-from swath.insight.verdict import Verdict, verdict
+from swath.insight.verdict import Limit, Verdict, verdict
 
 #: "Now" is over so many seconds, or over whole batches, where they take longer.
 _NOW_S = 2.0
@@ -160,9 +160,10 @@ class History:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What limits it of late; None before the first reading."""
+        """What limits it of late; None as long as too little is known."""
         facts = self.facts
-        return None if facts is None else verdict(facts)
+        found = None if facts is None else verdict(facts)
+        return None if found is None or found.limit == Limit.NOTHING_YET else found
 
     @property
     def lags(self) -> Sequence[int]:

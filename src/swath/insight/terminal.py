@@ -121,7 +121,7 @@ class Terminal:
     def _rendered(self, view: Any) -> list[str]:
         self._console.width = _size_of(self.file)[0]
         with self._console.capture() as captured:
-            self._console.print(view)
+            self._console.print(view, no_wrap=True, overflow="ellipsis")
         return captured.get().removesuffix("\n").split("\n")
 
     # -- streams ---------------------------------------------------------------------------------------------------

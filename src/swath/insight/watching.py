@@ -75,6 +75,7 @@ class AsLines:
         self._about, self._reword = about, reword
         self._began = time.monotonic()
         self._due: float | None = None
+        self._said = ""
 
     def open(self) -> None:
         self._began = time.monotonic()
@@ -85,15 +86,17 @@ class AsLines:
             program = None if history.latest is None else history.latest.program
             self.say(self._about or (f"watching {in_words(program)}" if program else "watching"))
         elif now >= self._due:
-            self.say(plain_line(history, self._reword))
+            self._said = plain_line(history, self._reword)
+            self.say(self._said)
         else:
             return
         slower_s = min(_LONGEST_BETWEEN_LINES_S, max(_LINE_EVERY_S, (now - self._began) / 10))
         self._due = now + (slower_s if self._asked_s is None else self._asked_s)
 
     def close(self, history: History) -> None:
-        if history.latest is not None:
-            self.say(plain_line(history, self._reword))
+        line = plain_line(history, self._reword)
+        if history.latest is not None and line != self._said:
+            self.say(line)
 
     def say(self, line: str) -> None:
         put(self._file, f"swath: {line}\n")
@@ -185,8 +188,10 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="swath-watch", daemon=True)
 
     def start(self) -> None:
-        _running.add(self)
-        self._thread.start()
+        with suppress(OSError):
+            self._outlet.open()  # not by the thread: what is printed from now on is printed above
+            _running.add(self)
+            self._thread.start()
 
     @property
     def is_running(self) -> bool:
@@ -206,7 +211,6 @@ class Watcher:
 
     def _run(self) -> None:
         with suppress(OSError):  # whoever looked has left: a pipe or a terminal was closed
-            self._outlet.open()
             try:
                 while self._look() and not self._over.wait(self._outlet.every_s):
                     pass

@@ -88,7 +88,7 @@ def plain_line(history: History, reword: Reword = str) -> str:
         parts.append(f"failed: {' '.join(reading.failure.split())}")
     elif reading.is_closed:
         parts.append(f"closed after {duration(reading.age_s)}")
-    if (found := history.verdict) is not None and history.frames:
+    if (found := history.verdict) is not None:
         parts.append(reword(str(found)))
     return " · ".join(parts)
 

@@ -92,7 +92,7 @@ def words(history: History, width: int, reword: Reword = str) -> list[Any]:
         lines += _folded("failed: " + reading.failure, "bold red", width)
     elif reading.is_closed:
         lines += _folded(f"closed after {duration(reading.age_s)}", "green", width)
-    if found is not None and history.frames:
+    if found is not None:
         lines += _folded(reword(found.says), "bold yellow", width)
         lines += _folded(f"→ {reword(found.advice)}", "", width) if found.advice else []
     return lines
