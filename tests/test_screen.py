@@ -40,7 +40,7 @@ def test_all_of_it_is_there(width: int) -> None:
         "240 ended, of the last 100:", "return", "length    mean 200, p10 200, p90 200", "▁", "█",
         "yours 25 %, collecting 75 %",
         "p50 0, p95 2, max 3 updates", "updated 160 times",
-        "100,000 / 100,000 frames (100 %), 4.0 samples per insert",
+        "100,000 / 100,000 frames (100 %), 4.00 samples per insert",
         "64.0 MB shared", "restarts 1",
         "worker 3 is 4.4 × slower than the others", "→ look at its env",
         "time in env / policy / waiting", "worker 0", "worker 1", "worker 2", "70%  20%  10%",
@@ -141,7 +141,7 @@ def test_a_line_of_a_log() -> None:
         "frames/s, ",
         "ETA 0:53",
         "240 episodes, mean of the last 100: return -5",
-        "4.0 samples per insert",
+        "4.00 samples per insert",
         "restarts 1",
         "worker 3 is 4.4 × slower than the others: look at its env",
     ):

@@ -81,7 +81,7 @@ def plain_line(history: History, reword: Reword = str) -> str:
         parts.append(eta(history))
     parts.append(mean_of_recent(reading))
     if reading.buffer is not None and reading.buffer.num_sampled:
-        parts.append(f"{reading.buffer.samples_per_insert:,.1f} samples per insert")
+        parts.append(f"{reading.buffer.samples_per_insert:,.2f} samples per insert")
     if reading.restarts:
         parts.append(f"restarts {reading.restarts}")
     if reading.failure is not None:

@@ -24,7 +24,7 @@ def title(reading: Reading, width: int) -> Any:
     from rich.text import Text
 
     program = reading.program
-    what = Text(in_words(program), "bold")
+    what = Text().append(in_words(program), "bold")
     since = duration(reading.age_s)
     right = f"pid {program.pid} · {since}"
     if what.cell_len + 2 + len(right) > width:
@@ -54,7 +54,7 @@ def progress(history: History, width: int) -> Any:
         said += f"  {eta(history):>9}"
     cells = max(0, width - len(said))
     done = cells * history.frames // total
-    return Text("━" * done, "cyan").append("─" * (cells - done), "bright_black").append(said, "default")
+    return Text().append("━" * done, "cyan").append("─" * (cells - done), "bright_black").append(said)
 
 
 def eta(history: History) -> str:
@@ -75,7 +75,7 @@ def figures(history: History, width: int, reword: Reword = str) -> list[Any]:
     if buffer is not None:
         full = percent(buffer.size / buffer.capacity) if buffer.capacity else "-"
         said = f"{whole(buffer.size)} / {whole(buffer.capacity)} frames ({full})"
-        lines.append(_line("buffer", f"{said}, {buffer.samples_per_insert:,.1f} samples per insert", width))
+        lines.append(_line("buffer", f"{said}, {buffer.samples_per_insert:,.2f} samples per insert", width))
     elsewhere = [f"{show_bytes(reading.shared_bytes)} shared"] if reading.shared_bytes else []
     elsewhere += [f"restarts {reading.restarts:,}"] if reading.restarts else []
     if elsewhere:
@@ -157,7 +157,7 @@ def _line(label: str, said: str, width: int, curve: Sequence[float] = ()) -> Any
     """A label, what is said, and at the right end a curve, if there is room for one."""
     from rich.text import Text
 
-    line = Text(f"{label:<{_LABEL_WIDTH}}", "cyan").append(said, "default")
+    line = Text().append(f"{label:<{_LABEL_WIDTH}}", "cyan").append(said)
     room = min(_CURVE_WIDTH, width - line.cell_len - 2)
     drawn = sparkline(curve, room) if room >= 8 else ""
     return _with_right(line, Text(drawn, "green"), width)

@@ -125,7 +125,9 @@ def _table(rows: Sequence[_Row], width: int) -> list[Any]:
     ]
     if any(row.restarts for row in rows):
         columns.append(column("restarts", [str(row.restarts or "") for row in rows], style="yellow"))
-    legend = Text("time in ", "dim").append(Text(" / ").join(Text(name, colour) for name, colour, _ in _SHARES))
+    legend = (
+        Text().append("time in ", "dim").append(Text(" / ").join(Text(name, colour) for name, colour, _ in _SHARES))
+    )
     least = max(legend.cell_len, _LEAST_CELLS + _NUMBERS_WIDTH)
 
     def room() -> int:
@@ -161,7 +163,7 @@ def _time(place: Place | None, cells: int) -> Any:
     bar = Text()
     for length, (_, colour, sign) in zip(_lengths(place, cells), _SHARES, strict=True):
         bar.append(sign * length, colour)
-    return bar.append("".join(f"{getattr(place, name):{_NUMBER_WIDTH}.0%}" for name, _, _ in _SHARES), "default")
+    return bar.append("".join(f"{getattr(place, name):{_NUMBER_WIDTH}.0%}" for name, _, _ in _SHARES))
 
 
 def _lengths(place: Place, cells: int) -> list[int]:
