@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import json
 import os
 import random
 import signal
@@ -541,3 +542,37 @@ def test_workers_and_one_that_is_killed() -> None:
             for _ in range(20):
                 collector.next()
         assert wait_until(lambda: "restarts 1" in file.getvalue())
+
+
+# -- a notebook --------------------------------------------------------------------------------------------------------
+
+_NOTEBOOK = """
+import json
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell  # what kernels are made from; a terminal has another one
+shell = InteractiveShell.instance()
+shell.display_pub = CapturingDisplayPublisher(shell=shell)
+cell = '''
+import swath
+collector = swath.Collector("CartPole-v1", frames_per_batch=100, total_frames=1000)
+for number, batch in enumerate(swath.watch(collector, every_s=0.001)):
+    print(number)
+'''
+assert shell.run_cell(cell).success
+print(json.dumps(shell.display_pub.outputs))
+"""
+
+
+@pytest.mark.processes
+def test_a_notebook_has_one_output_that_is_updated() -> None:
+    ended = subprocess.run([sys.executable, "-c", _NOTEBOOK], text=True, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    *printed, outputs = ended.stdout.splitlines()
+    assert printed == [str(number) for number in range(10)]
+    first, *updates = json.loads(outputs)
+    assert (first["update"], {update["update"] for update in updates}) == (False, {True})
+    assert len({output["transient"]["display_id"] for output in (first, *updates)}) == 1
+    last = updates[-1]["data"]
+    assert "1,000 / 1,000 frames" in last["text/plain"]
+    assert "1,000 / 1,000 frames" in last["text/html"]
+    assert last["text/html"].startswith("<pre style=")
