@@ -27,6 +27,7 @@ from swath.collectors import Collector, MultiSyncCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymEnv
 from swath.insight.terminal import Terminal, terminal_of
+from test_standing import COLLECTORS
 from warned import warned_here
 
 
@@ -268,7 +269,7 @@ def test_where_there_is_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: None, "not a NoneType"),
         (lambda: Collector, "not the class Collector: make one"),
         (lambda: iter(a_collector()), r"for number, batch in enumerate\(swath.watch\(collector\)\)"),
-        (lambda: enumerate(a_collector()), "give it the collector itself"),
+        (lambda: enumerate(a_collector()), "not an enumerate: give it the collector itself"),
     ],
 )
 def test_only_a_collector_is_watched(make: Callable[[], Any], said: str) -> None:
@@ -545,6 +546,18 @@ def test_workers_and_one_that_is_killed() -> None:
             for _ in range(20):
                 collector.next()
         assert wait_until(lambda: "restarts 1" in file.getvalue())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", COLLECTORS)
+def test_each_kind_of_collector_is_shown(terminal: SmallTerminal, kind: str) -> None:
+    make, _, places = COLLECTORS[kind]
+    assert list(swath.watch(make(), file=terminal.open())) != []
+    terminal.settle()
+    assert "4,000 / 4,000 frames" in terminal.text
+    assert "CartPole-v1" in terminal.lines[0]
+    for place in places:
+        assert any(line.startswith(place) and line.endswith("%") for line in terminal.lines), place
 
 
 # -- a notebook --------------------------------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ def _require_collector(given: Any) -> None:
     if inspect.isclass(given):
         who, instead = f"the class {given.__name__}", "make one, and give that"
     else:
-        who, instead = f"a {type(given).__name__}", _instead(given)
+        name = type(given).__name__
+        who, instead = f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}", _instead(given)
     raise TypeError(f"watch() shows a collector (Collector, MultiCollector, ...), not {who}: {instead}")
 
 
