@@ -18,9 +18,9 @@ from swath.process.start import start_process
 
 #: Up to the last command, or sign of UTF-8, that is there as a whole.
 _WHOLE = re.compile(
-    rb"(?:[\x00-\x1a\x1c-\x7f]|\x1b\[[?\d;]*[A-Za-z]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3})*"
+    rb"(?:[\x00-\x1a\x1c-\x7f]|\x1b[D78]|\x1b\[[?\d;]*[A-Za-z]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3})*"
 )
-_PIECE = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|\r\n|[\r\n]|[^\x1b\r\n]+")
+_PIECE = re.compile(r"\x1b(?:\[(\??[\d;]*))?([A-Za-z78])|\r\n|[\r\n]|[^\x1b\r\n]+")
 
 
 class Seen:
@@ -30,6 +30,7 @@ class Seen:
         self._columns = columns
         self.lines = [""]
         self.row, self.column = 0, 0
+        self._saved = (0, 0)
         self.cursor_was_hidden = False
 
     def feed(self, text: str) -> None:
@@ -59,7 +60,17 @@ class Seen:
             self.lines.append("")
 
     def _obey(self, command: str, argument: str) -> None:
-        if command == "A":
+        if command in "78":
+            if command == "7":
+                self._saved = self.row, self.column
+            self.row, self.column = self._saved
+        elif command == "D":
+            column = self.column
+            self._down()
+            self.column = column
+        elif command == "B":
+            self.row = min(self.row + int(argument or 1), len(self.lines) - 1)
+        elif command == "A":
             self.row -= int(argument or 1)
         elif command == "C":
             self.column += int(argument or 1)
@@ -158,6 +169,8 @@ class SmallTerminal:
         while not self._bytes.endswith(end):
             assert time.monotonic() < until
             time.sleep(0.005)
+        with self._lock:
+            self._bytes = self._bytes.removesuffix(end)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """A block of lines that stays at the end of a terminal while a program goes on to print above it.
 
-The cursor is never hidden, and stands where the block begins, in an empty line: what somebody writes past us (a worker,
-a library in C) has that line, and a program that is killed leaves a terminal that works.
+The cursor is never hidden, and stays in the line above the block: what somebody writes past us (a worker, a library in
+C, a debugger and who types into it) has that line, and a program that is killed leaves a terminal that works.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from typing import Any, TextIO
 
 _SIZE = (80, 24)
 _CLEAR_LINE, _CLEAR_BELOW = "\x1b[K", "\x1b[J"
+#: A line down in the same column, for which the screen scrolls; to the beginning of the next line, which is there.
+_DOWN, _NEXT_LINE = "\x1bD", "\x1b[B\r"
+#: Where the cursor is, and back there.
+_SAVE, _BACK = "\x1b7", "\x1b8"
 
 
 def can_redraw(file: Any) -> bool:
@@ -100,23 +104,25 @@ class Terminal:
     def _print(self, text: str) -> None:
         before, newline, rest = (self._open_line + text).rpartition("\n")
         self._open_line = rest.rstrip("\r").rpartition("\r")[2]
-        self._draw(before + newline)
+        columns, _ = _size_of(self.file)
+        self._draw(f"\r{_CLEAR_BELOW}{before}{newline}{self._open_line[: columns - 1]}")
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def _draw(self, printed: str = "") -> None:
-        """All in one piece. The cursor is where the last block begins, and is left where this one does."""
-        columns, height = _size_of(self.file)
-        first = self._open_line[:columns]
-        lines = [line for block in self._blocks.values() for line in block][: height - 2]
-        *others, last = first, *lines
-        # What is printed may be longer than a line; what is only drawn again must not flicker. (Cleared is what follows
-        # the cursor: before a line is written, since behind a full one it would be its last character.)
-        start = f"\r{_CLEAR_BELOW}{printed}" if printed else "\r"
-        block = "".join(f"{_CLEAR_LINE}{line}\n" for line in others) + _CLEAR_BELOW + last
-        back = f"\x1b[{len(others)}A" if others else ""
-        forward = f"\x1b[{len(first)}C" if first else ""
-        put(self.file, f"{start}{block}{back}\r{forward}")
+    def _draw(self, first: str = _CLEAR_LINE) -> None:
+        """All in one piece, below the line that the cursor is in. There it stays: somebody may be typing.
+
+        Cleared is what follows the cursor, before a line is written: behind a full one it would be its last character.
+        """
+        _, height = _size_of(self.file)
+        lines = [line for block in self._blocks.values() for line in block][: max(0, height - 2)]
+        if not lines:
+            put(self.file, first)
+            return
+        room = _DOWN * len(lines) + f"\x1b[{len(lines)}A"  # the screen may scroll for it
+        *others, last = lines
+        block = "".join(f"{_NEXT_LINE}{_CLEAR_LINE}{line}" for line in others) + f"{_NEXT_LINE}{_CLEAR_BELOW}{last}"
+        put(self.file, f"{first}{room}{_SAVE}{block}{_BACK}")
 
     def _rendered(self, view: Any) -> list[str]:
         self._console.width = _size_of(self.file)[0]
