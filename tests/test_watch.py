@@ -344,6 +344,18 @@ def test_a_line_that_has_not_ended_stays_open(terminal: SmallTerminal) -> None:
         assert "50 %" not in terminal.text
 
 
+def test_what_is_written_past_it_and_typed_stays(terminal: SmallTerminal) -> None:
+    """By a debugger, who writes to the terminal itself, or by a worker."""
+    with terminal.printed_to(), swath.watch(a_collector(None), every_s=0.005):
+        terminal.wait_for("Collector")
+        os.write(sys.stdout.fileno(), b"(Pdb) p 1 + 1")
+        length = len(terminal.raw)
+        terminal.wait_for(lambda: len(terminal.raw) > length + 5000)
+        assert "(Pdb) p 1 + 1\nCollector" in terminal.text
+        os.write(sys.stdout.fileno(), b"\n")
+        terminal.wait_for("(Pdb) p 1 + 1\n\nCollector")
+
+
 def test_another_stream_is_left_alone(terminal: SmallTerminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """``python train.py > log``: what is printed is in the log, to the last sign."""
     with (tmp_path / "log").open("w") as log:
