@@ -46,8 +46,8 @@ def history_of_a_learner() -> History:
     """Four workers, one of them slower, fill a replay buffer while it is learned from."""
     network = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
     policy = TensorDictModule(network, in_keys=["observation"], out_keys=["action"])
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=256)
-    envs = [an_env] * 12 + [partial(an_env, 0.0002)] * 4
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=4096)
+    envs = [an_env] * 12 + [partial(an_env, 0.00003)] * 4
     collector = MultiAsyncCollector(
         envs, policy, num_workers=4, frames_per_batch=200, total_frames=1_000_000, replay_buffer=buffer
     )
