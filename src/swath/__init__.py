@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MultiSyncCollector,
         RandomPolicy,
         split_trajectories,
+        watch,
     )
     from swath.collectors.distributed import DistributedCollector, RayCollector
     from swath.data import (
@@ -86,6 +87,7 @@ __all__ = [
     "split_trajectories",
     "testing",
     "tuning",
+    "watch",
     "weight_update",
 ]
 
@@ -118,6 +120,7 @@ _HOMES = {
     "scalars": "monitoring",
     "set_exploration_type": "envs",
     "split_trajectories": "collectors",
+    "watch": "collectors",
 }
 
 

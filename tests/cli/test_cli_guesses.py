@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import Any
 
 import gymnasium
 import pytest
-from rich.console import Console
 
 from swath.cli.main import main
 from swath.cli.options import CollectOptions
-from swath.cli.progress import LiveScreen
+from swath.cli.progress import collecting
 from swath.envs import GymEnv
 
 
@@ -64,8 +62,6 @@ def test_a_missing_package_names_swaths_own_extra(
 @pytest.mark.parametrize("width", [60, 80])
 def test_the_live_header_has_all_of_the_path(width: int) -> None:
     out = "/data/of/a/project/with/a/long/name/collected/on/a/wednesday/for/the/paper/pendulum"
-    screen = LiveScreen(CollectOptions("Pendulum-v1", 1000, out, envs=16, workers=4))
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(screen._draw())
-    shown = console.export_text()
+    shown = collecting(CollectOptions("Pendulum-v1", 1000, out, envs=16, workers=4), None, width).plain
     assert out in "".join(shown.splitlines())
+    assert max(map(len, shown.splitlines())) <= width

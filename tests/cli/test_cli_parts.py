@@ -7,21 +7,18 @@ import csv
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from tensordict import TensorDict
 
 import swath
 from swath.cli.episodes import Tally
 from swath.cli.options import parse_count, parse_seed
-from swath.cli.progress import Meter, WorkersMeter, short, show_episodes
 from swath.cli.stopping import StopRequest
-from swath.cli.worker_table import busy_share, worker_table
 from swath.cli.writer import ArrivalWriter
 from swath.disk import show_bytes
+from swath.insight.quantities import short
 
 
 @pytest.mark.parametrize(
@@ -62,47 +59,6 @@ def test_loading_what_is_no_dataset(tmp_path: Path) -> None:
         swath.load(tmp_path / "data")
     with pytest.raises(ValueError, match="no swath dataset"):
         swath.load(metadata)
-
-
-class NoEpisodes:
-    count = 0
-    frames = 0
-
-    def recent_means(self) -> None:
-        return None
-
-
-def test_the_meter_never_shows_more_than_all() -> None:
-    moment = Meter(10, lambda: 16, lambda: False, NoEpisodes()).read()
-    assert moment.frames == 10
-    assert moment.seconds_left == 0
-    assert show_episodes(moment) == "episodes are counted with each batch"
-
-
-def worker(number: int, **others: Any) -> dict[str, Any]:
-    about = {"worker": number, "pid": 100 + number, "alive": True, "envs": [2 * number, 2 * number + 1]}
-    about |= {"frames": 1000 * number, "fps": 12.4, "env": 0.5, "policy": 0.26, "waiting": 0.24, "restarts": 0}
-    return {**about, **others}
-
-
-def test_the_meter_of_workers_never_goes_back() -> None:
-    looks = iter([[worker(1), worker(2)], [worker(1), worker(1)]])
-    meter = WorkersMeter(10_000, lambda: next(looks), lambda: False, NoEpisodes())
-    assert [meter.read().frames, meter.read().frames] == [3000, 3000]
-
-
-def test_workers_on_the_screen() -> None:
-    workers = [worker(0, restarts=2), worker(1, alive=False, pid=None), *(worker(number) for number in range(2, 10))]
-    assert busy_share(workers) == pytest.approx(0.76)
-    console = Console(width=80, file=None, color_system=None)
-    with console.capture() as capture:
-        console.print(worker_table(workers))
-    header, first, ended, *others, more = [" ".join(line.split()) for line in capture.get().splitlines()]
-    assert header == "worker pid envs frames frames/s time in env / policy / waiting"
-    assert first == "0 100 0–1 0 12 ██████▓▓▓░░░ 50% 26% 24% restarts 2"
-    assert ended == "1 - 2–3 1,000 12 ended"
-    assert [line.split()[0] for line in others] == ["2", "3", "4", "5", "6", "7"]
-    assert more == "… and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +118,7 @@ def test_frames_of_envs_that_advance_unevenly_are_put_in_order(tmp_path: Path, p
     writer.add(arrived((0, range(3))))
     writer.add(arrived((2, range(7, 20))))
     writer.add(arrived((3, range(4)), (0, range(3, 6)), (3, range(4, 5))))
-    assert writer.episodes.statistics.frames == 31
+    assert writer.frames == 31
     writer.close()
     writer.put_together(tmp_path / "done")
     assert writer.frames_per_env == [6, 0, 20, 5]

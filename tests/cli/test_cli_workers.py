@@ -16,7 +16,7 @@ import pytest
 import swath
 from command_checks import batches_as_frames, code_in, entries, frame_files, screen_of
 from dataset_checks import check_episodes, check_steps
-from swath.cli.progress import PlainScreen
+from swath.cli.progress import CollectingLines
 
 pytestmark = pytest.mark.processes
 BOTH = pytest.mark.parametrize("sync", [(), ("--sync",)], ids=["async", "sync"])
@@ -209,7 +209,7 @@ def test_the_second_ctrl_c_does_not_wait_for_a_worker(
         if "Ctrl-C again leaves at once" in line:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(PlainScreen, "_print", press_again)
+    monkeypatch.setattr(CollectingLines, "say", press_again)
     result = swath_here(
         *("collect", "my_envs:TellingAndStuck-v0", "--frames", "900", "--workers", "1", "--envs", "2", *sync),
         *("--frames-per-batch", "40" if sync else "20", "--out", "data"),

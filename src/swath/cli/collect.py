@@ -6,7 +6,9 @@ import contextlib
 import json
 import shutil
 import sys
+import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,7 +16,7 @@ from swath import platforms
 from swath.cli.errors import FAILED, describe, explain_setup
 from swath.cli.options import CollectOptions
 from swath.cli.policy import import_from_here, split_name
-from swath.cli.progress import Meter, Screen, WorkersMeter, make_screen
+from swath.cli.progress import Screen, make_screen
 from swath.cli.stopping import StopRequest
 from swath.cli.streams import reader_may_leave, say, short_warnings, stdout_for_result
 from swath.cli.target import Target, flush, folder_size
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from swath.cli.outcome import Outcome
     from swath.cli.writer import DatasetWriter
     from swath.collectors import BaseCollector
+    from swath.insight.reading import Reading
 
 
 def collect(options: CollectOptions) -> int:
@@ -99,13 +102,10 @@ class _Session:
 
         stop, options = self._stop, self._options
         episodes = writer.episodes.statistics
-        if options.workers is None:
-            meter = Meter(options.frames, lambda: stop.steps * options.envs, self._is_stopping, episodes)
-        else:
-            meter = WorkersMeter(options.frames, lambda: collector.stats()["workers"], self._is_stopping, episodes)
+        began = time.perf_counter()
         failure: Exception | None = None
         stop.polite = True
-        self._screen.begin(meter)
+        self._screen.begin(lambda: self._read(collector), self._is_stopping)
         batches = iter(collector)
         while failure is None and not self._is_over:
             try:
@@ -125,7 +125,7 @@ class _Session:
             self._frames = writer.frames
             self._in_a_hurry |= stop.in_a_hurry
         name: Any = None if stop.signal is None else stop.signal.name
-        seconds = meter.seconds
+        seconds = time.perf_counter() - began
         writer.close()
         return Outcome(
             writer.frames,
@@ -135,8 +135,21 @@ class _Session:
             seconds,
             "error" if failure is not None else name,
             failure,
-            max(0, meter.read().frames - writer.frames),
+            max(0, min(options.frames, self._taken(collector)) - writer.frames),
         )
+
+    def _read(self, collector: BaseCollector) -> Reading:
+        """Where it stands. In this process, steps are known between two batches, too."""
+        reading = collector.reading()
+        if self._options.workers is not None or len(reading.places) != 1:
+            return reading
+        return replace(reading, places=[replace(reading.places[0], frames=self._taken(collector))])
+
+    def _taken(self, collector: BaseCollector) -> int:
+        """Frames that there were, delivered or not."""
+        if self._options.workers is None:
+            return self._stop.steps * self._options.envs
+        return sum(worker["frames"] for worker in collector.stats()["workers"])
 
     def _is_stopping(self) -> bool:
         return self._stop.signal is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from swath.data.episodes import RECENT, EpisodeTally, Frames, News
+from swath.data.episodes import EpisodeTally, Frames, News
 from swath.dataset_format import EPISODE_COLUMNS
 from swath.disk import write_all
 
@@ -50,11 +49,7 @@ class EpisodeStatistics:
 
     returns: Tally = field(default_factory=Tally)
     lengths: Tally = field(default_factory=Tally)
-    #: (return, length) of the last few.
-    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
     unfinished: int = 0
-    #: Frames of these episodes, and of those under way.
-    frames: int = 0
 
     @property
     def count(self) -> int:
@@ -63,15 +58,6 @@ class EpisodeStatistics:
     def add(self, episode_return: float, length: int) -> None:
         self.returns.add(episode_return)
         self.lengths.add(length)
-        self.recent.append((episode_return, length))
-
-    def recent_means(self) -> tuple[float, float] | None:
-        """Mean return and length of the last few; called while another thread may add to them."""
-        recent = list(self.recent)
-        if not recent:
-            return None
-        returns, lengths = zip(*recent, strict=True)
-        return sum(returns) / len(recent), sum(lengths) / len(recent)
 
 
 @dataclass(frozen=True)
@@ -141,7 +127,6 @@ class EpisodeLog:
         self._steps[news.envs] += news.num_steps
         for episode in news.ended:
             self.statistics.add(episode.episode_return, episode.length)
-        self.statistics.frames += (news.envs.stop - news.envs.start) * news.num_steps
 
     def close(self) -> None:
         self._file.close()

@@ -10,8 +10,8 @@ from swath.cli.episodes import Tally
 from swath.cli.options import CollectOptions
 from swath.cli.outcome import Outcome
 from swath.cli.policy import find_factory, split_name, takes_env
-from swath.cli.progress import short, show_duration
 from swath.disk import show_bytes
+from swath.insight.quantities import duration, short
 
 _WIDTH = 76
 
@@ -116,7 +116,7 @@ def print_summary(
         console.print(text if isinstance(text, Text) else Text(text, style), soft_wrap=True)
 
     seconds = outcome.seconds or 0.0
-    took = f"{seconds:.1f} s" if seconds < 60 else show_duration(seconds)
+    took = f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
     say(f"{outcome.frames:,} frames of {options.env_id} in {took} ({outcome.fps:,.0f} frames/s)", "bold")
     say()
     for label, value in _facts(options, outcome, num_bytes):

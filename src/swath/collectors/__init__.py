@@ -19,6 +19,7 @@ from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.profiling import ProfileConfig
 from swath.collectors.single import Collector
 from swath.collectors.tracing import Trace
+from swath.collectors.watching import Watch, watch
 from swath.data.trajectories import split_trajectories
 from swath.lazily import imported_when_asked
 from swath.modules.random_policy import RandomPolicy
@@ -55,10 +56,12 @@ __all__ = [
     "SyncDataCollector",
     "Trace",
     "VanillaWeightUpdater",
+    "Watch",
     "WeightUpdaterBase",
     "_MultiDataCollector",
     "aSyncDataCollector",
     "split_trajectories",
+    "watch",
 ]
 
 if not TYPE_CHECKING:  # for whom every name would be one of ours

@@ -420,7 +420,10 @@ class BaseCollector(
                 self._background.stop(seconds)
             if self._trace is not None:
                 self._trace.collector_closes(self)
-            self._close(close_env)
+            try:
+                self._tell_the_last()
+            finally:
+                self._close(close_env)
         except Exception:
             if raise_on_error:
                 raise

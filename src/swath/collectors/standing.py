@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,10 @@ _PACKAGES = ("swath", "torch", "tensordict", "gymnasium", "numpy", "torchrl", "r
 class TellsWhereItStands:
     """The part of a collector that can be read: by ``swath.watch``, ``swath top`` and reports."""
 
+    _inner = ("when_closed",)
+
+    #: Who waits for the last reading. They are not kept by it.
+    _waiting_for_the_last: weakref.WeakSet[Any] | None = None
     _progress: Progress
     _budget: Budget
     _closed: bool
@@ -121,6 +126,16 @@ class TellsWhereItStands:
             failure=self._failure_text(),
             is_closed=self._closed,
         )
+
+    def when_closed(self, watcher: Any) -> None:
+        """Let it have the last reading (``end_with(reading)``) when this closes, while all is still there."""
+        if self._waiting_for_the_last is None:
+            self._waiting_for_the_last = weakref.WeakSet()
+        self._waiting_for_the_last.add(watcher)
+
+    def _tell_the_last(self) -> None:
+        for watcher in list(self._waiting_for_the_last or ()):
+            watcher.end_with(self.reading())
 
     def _episodes_reading(self) -> EpisodesReading:
         try:

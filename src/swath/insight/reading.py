@@ -140,12 +140,7 @@ class Reading:
 
         None if nothing was delivered.
         """
-        total, seen = sum(self.lags), 0
-        for lag, frames in enumerate(self.lags):
-            seen += frames
-            if total and seen >= share * total:
-                return lag
-        return None
+        return lag_quantile(self.lags, share)
 
     def as_json(self) -> dict[str, Any]:
         """As what JSON has."""
@@ -163,6 +158,20 @@ class Reading:
                 "buffer": None if buffer is None else BufferReading(**buffer),
             }
         )
+
+
+def lag_quantile(lags: Sequence[int], share: float) -> int | None:
+    """Of frames by age: as old as this share of them is, or less; None if there are none.
+
+    >>> lag_quantile([90, 8, 2], 0.95)
+    1
+    """
+    total, seen = sum(lags), 0
+    for lag, frames in enumerate(lags):
+        seen += frames
+        if total and seen >= share * total:
+            return lag
+    return None
 
 
 def facts_between(before: Reading | None, after: Reading) -> Facts:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swath.insight.facts import Facts, Way
+from swath.insight.quantities import count, percent
 
 #: Shorter whiles say nothing.
 _LEAST_SECONDS = 0.5
@@ -64,7 +65,7 @@ def verdict(facts: Facts) -> Verdict:
             return found
     return Verdict(
         Limit.OVERHEAD,
-        f"{_who(facts)} wait {_percent(facts.mean('waiting'))} of the time, and training takes {_percent(facts.yours)}",
+        f"{_who(facts)} wait {percent(facts.mean('waiting'))} of the time, and training takes {percent(facts.yours)}",
         "larger batches: a higher frames_per_batch means fewer requests",
     )
 
@@ -73,12 +74,12 @@ def _learner(facts: Facts) -> Verdict | None:
     if facts.held_back > _MOST:
         return Verdict(
             Limit.LEARNER,
-            f"{_who(facts)} wait for you {_percent(facts.held_back)} of the time: samples_per_insert holds them back",
+            f"{_who(facts)} wait for you {percent(facts.held_back)} of the time: samples_per_insert holds them back",
             "a lower ratio, or faster updates; fewer workers would do",
         )
     if facts.yours <= _MOST:
         return None
-    says = f"{_who(facts)} {_wait(facts)} for you: training takes {_percent(facts.yours)}"
+    says = f"{_who(facts)} {_wait(facts)} for you: training takes {percent(facts.yours)}"
     if facts.way == Way.ASYNC:
         return Verdict(Limit.LEARNER, says, "faster updates; collecting is not what limits, so fewer workers would do")
     without_turns = "sync=False" if facts.in_processes else "MultiCollector with sync=False"
@@ -101,7 +102,7 @@ def _sleeping(facts: Facts) -> Verdict | None:
     if len(sleeping) * 2 <= len(facts.places) or facts.mean("env") <= facts.mean("waiting"):
         return None
     on_core = sum(place.on_core or 0.0 for place in sleeping) / len(sleeping)
-    says = f"steps sleep: they compute {_percent(on_core)} of their time"
+    says = f"steps sleep: they compute {percent(on_core)} of their time"
     would_fill_cores = round(facts.cores / max(on_core, 1e-3))
     workers = min(facts.num_envs, would_fill_cores) if facts.num_envs > 1 else min(_MANY_ENVS, would_fill_cores)
     if workers <= len(facts.places) and facts.in_processes:
@@ -114,7 +115,7 @@ def _policy(facts: Facts) -> Verdict | None:
     env, policy = facts.mean("env"), facts.mean("policy")
     if policy <= env or policy <= facts.mean("waiting"):
         return None
-    says = f"the policy takes {_percent(policy)} of the time of {_who(facts)}, envs {_percent(env)}"
+    says = f"the policy takes {percent(policy)} of the time of {_who(facts)}, envs {percent(env)}"
     per_call = facts.num_envs if facts.way in (Way.SINGLE, Way.BATCHED) else facts.num_envs / len(facts.places)
     if per_call < _FEW_ENVS:
         more = "envs_per_worker=" if facts.in_processes else "SerialEnv(32, ...)"
@@ -126,10 +127,10 @@ def _env(facts: Facts) -> Verdict | None:
     env = facts.mean("env")
     if env <= facts.mean("waiting"):
         return None
-    where = f" on {_count(facts.cores, 'core')}" if facts.in_processes else ""
-    says = f"{_who(facts)}{where} {'are' if _are_many(facts) else 'is'} busy, env {_percent(env)}"
+    where = f" on {count(facts.cores, 'core')}" if facts.in_processes else ""
+    says = f"{_who(facts)}{where} {'are' if _are_many(facts) else 'is'} busy, env {percent(env)}"
     if not facts.in_background:
-        says = f"the learner waits {_percent(1 - facts.yours)} of the time, and {says}"
+        says = f"the learner waits {percent(1 - facts.yours)} of the time, and {says}"
     room = min(facts.cores, facts.num_envs) if facts.in_processes else facts.cores
     if room > len(facts.places):
         more = "num_workers" if facts.in_processes else "MultiCollector with num_workers"
@@ -144,16 +145,8 @@ def _are_many(facts: Facts) -> bool:
 def _who(facts: Facts) -> str:
     if not facts.in_processes:
         return "this process"
-    return _count(len(facts.places), facts.places[0].name.rpartition(" ")[0])
+    return count(len(facts.places), facts.places[0].name.rpartition(" ")[0])
 
 
 def _wait(facts: Facts) -> str:
     return "wait" if _are_many(facts) else "waits"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
