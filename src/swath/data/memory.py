@@ -25,7 +25,8 @@ from swath.disk import disk_full, is_full, reserve, show_bytes
 from swath.errors import OutOfSharedMemory
 from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
-from swath.process.memory import free_bytes, map_descriptor, new_descriptor
+from swath.process.memory import free_bytes, map_descriptor
+from swath.process.memory_files import new_descriptor
 from swath.rollout.layout import Field
 from swath.rollout.placement import ALIGNMENT, offsets_of, views_of
 

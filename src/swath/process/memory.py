@@ -6,22 +6,19 @@ behind. It is handed to another process as a descriptor, and goes when the last 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from contextlib import suppress
 
 import torch
 
-from swath import platforms
 from swath.disk import show_bytes
 from swath.errors import OutOfSharedMemory
 from swath.process import cgroups
+from swath.process.memory_files import new_descriptor
 
 #: Descriptors under this folder can be opened again by path; not so on macOS.
 _DESCRIPTORS = "/proc/self/fd"
-#: ``MFD_CLOEXEC``, which ``os`` has only together with ``memfd_create``.
-_CLOSE_ON_EXEC = 1
 
 
 class SharedMemory:
@@ -57,18 +54,6 @@ class SharedMemory:
     def __del__(self) -> None:
         if self.__dict__.get("descriptor") is not None:
             self.close_descriptor()
-
-
-def new_descriptor(name: str) -> int:
-    """A file in memory; the name is for who looks at ``/proc``."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    # Pythons of conda and uv are built for a C library that did not have it; the one that they run with does.
-    platforms.require("memory for other processes", (platforms.SHARED_MEMORY,), "stay in one process")
-    descriptor = platforms.libc().memfd_create(name.encode(), _CLOSE_ON_EXEC)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return descriptor
 
 
 def map_descriptor(descriptor: int, num_bytes: int) -> torch.Tensor:

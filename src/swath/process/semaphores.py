@@ -13,11 +13,12 @@ import os
 import threading
 import time
 from functools import lru_cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from swath import platforms
+
+if TYPE_CHECKING:
+    import torch
 
 #: Bytes of shared memory that a semaphore takes (``sem_t`` has 32 on 64-bit Linux).
 SEMAPHORE_BYTES = 64
@@ -45,23 +46,25 @@ class Semaphore:
 
     One process makes it with ``initial``; others look at the same memory with ``initial=None``.
 
-    >>> semaphore = Semaphore(torch.zeros(SEMAPHORE_BYTES, dtype=torch.uint8), initial=0)
+    >>> semaphore = Semaphore(private_memory(), initial=0)
     >>> semaphore.release()
     >>> semaphore.acquire(timeout_s=1), semaphore.acquire(timeout_s=0)
     (True, False)
     """
 
-    __slots__ = ("_address", "_memory", "_post", "_timed_wait", "_try_wait")
+    __slots__ = ("_address", "_memory", "_post", "_timed_wait", "_try_wait", "_wait")
 
-    def __init__(self, memory: torch.Tensor, initial: int | None = None) -> None:
+    def __init__(self, memory: torch.Tensor | ctypes.Array[Any], initial: int | None = None) -> None:
         libc = _libc()
         self._memory = memory  # kept mapped as long as this lives
-        self._address = ctypes.c_void_p(memory.data_ptr())
+        address = ctypes.addressof(memory) if isinstance(memory, ctypes.Array) else memory.data_ptr()
+        self._address = ctypes.c_void_p(address)
         if initial is not None and libc.sem_init(self._address, 1, initial):
             raise OSError(ctypes.get_errno(), "sem_init")
         self._post = libc.sem_post
         self._try_wait = libc.sem_trywait
         self._timed_wait = libc.sem_timedwait
+        self._wait = libc.sem_wait
 
     def release(self) -> None:
         self._post(self._address)
@@ -70,15 +73,19 @@ class Semaphore:
         """Lower it if that needs no waiting."""
         return not self._try_wait(self._address)
 
-    def acquire(self, timeout_s: float) -> bool:
-        """Wait until it can be lowered; False when the time is over, or earlier, when a signal came."""
+    def acquire(self, timeout_s: float | None) -> bool:
+        """Wait until it can be lowered; False when the time is over, or earlier, when a signal came. None: for ever."""
         if not self._try_wait(self._address):
             return True
-        if timeout_s <= 0:
+        if timeout_s is None:
+            failed = self._wait(self._address)
+        elif timeout_s <= 0:
             return False
-        until = time.time() + timeout_s
-        moment = _TimeSpec(int(until), int(until % 1 * 1e9))
-        if not self._timed_wait(self._address, ctypes.byref(moment)):
+        else:
+            until = time.time() + timeout_s
+            moment = _TimeSpec(int(until), int(until % 1 * 1e9))
+            failed = self._timed_wait(self._address, ctypes.byref(moment))
+        if not failed:
             return True
         if ctypes.get_errno() in (errno.ETIMEDOUT, errno.EINTR):
             return False
@@ -103,10 +110,15 @@ class ThreadSemaphore:
         return self._semaphore.acquire(timeout=max(timeout_s, 0.0))
 
 
+def private_memory() -> ctypes.Array[Any]:
+    """Room for one that no other process sees."""
+    return (ctypes.c_uint64 * (SEMAPHORE_BYTES // 8))()
+
+
 def semaphore_of_threads() -> Semaphore | ThreadSemaphore:
     """One that is down, in memory of this process."""
     if platforms.are_met(platforms.SEMAPHORES):
-        return Semaphore(torch.zeros(SEMAPHORE_BYTES, dtype=torch.uint8), initial=0)
+        return Semaphore(private_memory(), initial=0)
     return ThreadSemaphore()
 
 

@@ -51,7 +51,7 @@ class _Aborted(Exception):
 
 
 class WorkerControl:
-    """``rollout.loop.Control`` over a worker's board and channel."""
+    """``rollout.loop.Control`` over a worker's status page and channel."""
 
     def __init__(self, page: StatusPage, read: Callable[[], None]) -> None:
         self.waiting = page.waiting
@@ -383,7 +383,7 @@ class Worker:
         return Ended.joined(ended) if ended else None
 
     def _after(self, order: CollectRequest, steps: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Put on the board what the batch took; which versions acted in it, and what is no whole episode."""
+        """Put on the status page what the batch took; which versions acted in it, and what is no whole episode."""
         host, page = self._host, self._page
         env_s, policy_s = host.seconds
         page.write(env_s=env_s, policy_s=policy_s, next_traj_id=host.next_id)

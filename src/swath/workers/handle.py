@@ -25,7 +25,7 @@ class WorkerHandle:
     #: Of the last process, also while there is no other yet.
     pid: int | None = None
     channel: Channel = None  # type: ignore[assignment]
-    #: It has its board and its spec, and reads messages.
+    #: It has its status page and its spec, and reads messages.
     handed_over: bool = False
     #: There is nobody at the other end of the channel.
     hung_up: bool = False

@@ -91,7 +91,7 @@ class WorkerPool:
         self._ends = threading.Event()
         self._ending = threading.RLock()
         self._use = InUse()
-        self._board = SharedMemory(PAGE_BYTES * len(specs))
+        self._pages = SharedMemory(PAGE_BYTES * len(specs))
         self._num_calls = 0
         self._lock = threading.RLock() if lock is None else lock
         self._reviving: set[int] = set()
@@ -105,7 +105,7 @@ class WorkerPool:
         self.handles: list[WorkerHandle] = []
         for spec in specs:
             self.handles.append(
-                WorkerHandle(spec, StatusPage(self._board.bytes_, spec.worker), payload=dump_spec(spec))
+                WorkerHandle(spec, StatusPage(self._pages.bytes_, spec.worker), payload=dump_spec(spec))
             )
         _pools.add(self)
         try:
@@ -127,7 +127,7 @@ class WorkerPool:
         require_descriptors(_DESCRIPTORS_TO_START, f"start worker {handle.number}")
         try:
             with new_pipe() as (handle.channel, theirs):
-                args = theirs, self._receivers(handle.number), handle.number, handle.incarnation, self._board.num_bytes
+                args = theirs, self._receivers(handle.number), handle.number, handle.incarnation, self._pages.num_bytes
                 handle.process = Process(self._method, main, args, f"swath-worker-{handle.number}")
         except EOFError as error:
             raise WorkerDied(
@@ -147,10 +147,10 @@ class WorkerPool:
             raise self._closed_error()
 
     def _hand_over(self, handle: WorkerHandle) -> None:
-        """Give a worker its board and its spec."""
+        """Give a worker its status page and its spec."""
         with contextlib.suppress(OSError):  # it died: found out below
-            assert self._board.descriptor is not None
-            handle.channel.send_descriptor(self._board.descriptor)
+            assert self._pages.descriptor is not None
+            handle.channel.send_descriptor(self._pages.descriptor)
             handle.channel.send_pickled(handle.payload)
             handle.handed_over = True
 
@@ -431,7 +431,7 @@ class WorkerPool:
         return found
 
     def describe(self) -> list[dict[str, Any]]:
-        """A line for each worker; reads the board only."""
+        """A line for each worker; reads status pages only."""
         now = time.monotonic()
         return [handle.describe(now) for handle in self.handles]
 
@@ -469,7 +469,7 @@ class WorkerPool:
             for handle in self.handles:
                 self._let_go(handle)
                 handle.pid = None
-            self._board.close_descriptor()
+            self._pages.close_descriptor()
         if pressed is not None and not is_second:
             raise pressed
 

@@ -1,4 +1,4 @@
-"""The board: a page of shared memory for each worker, which its owner reads without asking.
+"""Status pages: one of shared memory for each worker, which its owner reads without asking.
 
 A worker writes where it stands; its owner only ever writes the first byte, which says that a message waits.
 """

@@ -24,7 +24,8 @@ import numpy as np
 from swath import platforms
 from swath.errors import EnvError
 from swath.keys import Key
-from swath.process.memory import map_descriptor, new_descriptor
+from swath.process.memory import map_descriptor
+from swath.process.memory_files import new_descriptor
 
 #: Room for what is said about the slots; pages that nobody writes take none.
 _HEADER_BYTES = 1 << 16
