@@ -28,6 +28,7 @@ from swath.data.postprocessing import Postprocessing
 from swath.data.sequences import looks_ahead, require_ids
 from swath.data.trajectories import TrajectoryAssembler
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
+from swath.insight.publishing import publish, withdraw
 from swath.keys import show
 from swath.rollout.structure import Structure
 from swath.timeline.recorder import Gauge, Kind
@@ -95,6 +96,10 @@ class BaseCollector(
         super().__init_subclass__(**kwargs)
         if cls._config_class is not None:
             show_arguments(cls, documented_by=[*cls.__mro__[1:], *cls._config_class.__mro__])
+
+    def _is_made(self) -> None:
+        """Called last by constructors: from now on others see it (``swath top``), until it is closed."""
+        publish(self)
 
     @property
     def _num_envs(self) -> int:
@@ -415,6 +420,7 @@ class BaseCollector(
         if is_over:
             self._wait_for_closer(seconds)
             return
+        withdraw(self)
         try:
             if self._background is not None:
                 self._background.stop(seconds)

@@ -27,6 +27,7 @@ from swath.envs.making import make_env
 from swath.envs.parallel import CrewEnv
 from swath.envs.paths import parts_of
 from swath.envs.serial import SerialGymEnv, SerialRowEnv
+from swath.insight.publishing import part_of_another
 from swath.weight_update.hidden import HiddenWeights
 
 Key = str | tuple[str, ...]
@@ -81,7 +82,8 @@ class Evaluation:
         try:
             freeze_statistics(env)
             self._quotas = episode_quotas(plan.num_trajectories, env.batch_size.numel())
-            self._collector = self._make_collector(env)
+            with part_of_another():
+                self._collector = self._make_collector(env)
         except BaseException:
             if env is not plan.env:
                 env.close(raise_if_closed=False)

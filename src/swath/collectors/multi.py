@@ -226,6 +226,7 @@ class MultiCollector(WorkerBatches):
             if self._workers is not None:
                 self._workers.shutdown(timeout_s=1.0)
             raise
+        self._is_made()
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 

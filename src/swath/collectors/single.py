@@ -163,6 +163,8 @@ class Collector(TellsOfRunner, BaseCollector):
         self._rollout.random_frames_left = self._init_random_frames = config.init_random_frames or 0
         self._stop = None if config.interruptor is None else config.interruptor.collection_stopped
         self._updater = adopt_updater(config.weight_updater, self)
+        if config.control is None:  # or it is a part of what has the control: of a worker, of a node
+            self._is_made()
 
     def _resolve_budget(self, frames_per_batch: Any, total_frames: Any, env: EnvBase) -> Budget:
         return Budget.resolve(frames_per_batch, total_frames, env.batch_size.numel())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from swath.insight.facts import Facts, Place, Way
+from swath.insight.from_json import of_json
 
 #: A step that computes for less than this share of its time is one that waits.
 _COMPUTES = 0.5
@@ -148,16 +149,8 @@ class Reading:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Self:
-        buffer = data["buffer"]
-        return cls(
-            **{
-                **data,
-                "program": Program(**{**data["program"], "way": Way(data["program"]["way"])}),
-                "places": tuple(PlaceReading(**place) for place in data["places"]),
-                "episodes": EpisodesReading(**data["episodes"]),
-                "buffer": None if buffer is None else BufferReading(**buffer),
-            }
-        )
+        """What ``as_json`` made; a ``ValueError`` says what is wrong with it."""
+        return of_json(cls, data)
 
 
 def lag_quantile(lags: Sequence[int], share: float) -> int | None:

@@ -221,6 +221,7 @@ class NodesCollector(NodeBatches):
         except BaseException:
             nodes.close(5.0)
             raise
+        self._is_made()
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.single import Collector
 from swath.collectors.tracing import Session
+from swath.insight.publishing import part_of_another
 from swath.remote.host import CollectorHost, Lane
 from swath.rollout.boundaries import TrajectoryIds
 from swath.rollout.control import ThreadControl
@@ -99,14 +100,15 @@ class MultiHost:
     def __init__(self, plan: NodePlan) -> None:
         kind = MultiSyncCollector if plan.collector_class is MultiCollector else plan.collector_class
         common = {"frames_per_batch": plan.frames, "total_frames": -1, **plan.collector_kwargs}
-        self._collector: MultiCollector = kind(
-            list(plan.factories),
-            plan.policy,
-            policy_factory=plan.policy_factory,
-            create_env_kwargs=plan.env_kwargs,
-            init_random_frames=plan.random_frames,
-            **{"weight_sync_schemes": _schemes(plan), **common},
-        )
+        with part_of_another():
+            self._collector: MultiCollector = kind(
+                list(plan.factories),
+                plan.policy,
+                policy_factory=plan.policy_factory,
+                create_env_kwargs=plan.env_kwargs,
+                init_random_frames=plan.random_frames,
+                **{"weight_sync_schemes": _schemes(plan), **common},
+            )
         self._collector.deliver_flat()
         #: Workers count from 0 each time that the node is started.
         self._first_id = plan.first_own_id
