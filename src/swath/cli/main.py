@@ -15,11 +15,13 @@ from swath.cli.errors import USAGE
 from swath.cli.options import EXAMPLES, CollectOptions, add_collect_arguments
 from swath.cli.tune import EPILOG as TUNE_EPILOG
 from swath.cli.tune import TuneOptions, add_tune_arguments, tune
+from swath.cli.top import EPILOG as TOP_EPILOG
 
 
 class Parser(argparse.ArgumentParser):
     """Whose errors say what was probably meant."""
 
+    _COMMANDS: ClassVar = ("collect", "node", "doctor", "tune", "top")
     #: What other programs call an option.
     _GUESSES: ClassVar = {
         **dict.fromkeys(["--num-envs", "--n-envs", "--num_envs", "--n_envs"], "--envs"),
@@ -60,7 +62,7 @@ class Parser(argparse.ArgumentParser):
             hints += [f"{option}: did you mean {name}?" for name in near]
         if message.startswith("argument COMMAND") and self._given:
             asked = next((word for word in self._given if not word.startswith("-")), "")
-            near = difflib.get_close_matches(asked, ["collect", "node", "doctor", "tune"], n=1)
+            near = difflib.get_close_matches(asked, list(self._COMMANDS), n=1)
             hints += [f"did you mean swath {name}?" for name in near]
         super().error("\n".join([message, *hints]))
 
@@ -107,7 +109,24 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_tune_arguments(tune_parser)
-    return parser, {"collect": collect, "node": node, "doctor": doctor, "tune": tune_parser}
+    top = commands.add_parser(
+        "top",
+        help="show programs that collect, from another terminal",
+        description="Show where programs that collect stand: how fast, what each worker does, what limits them. In a "
+        "terminal it goes on until q or Ctrl-C; elsewhere it prints once.",
+        epilog=TOP_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("pid", metavar="PID", type=_pid, nargs="?", help="of one program; all of them by default")
+    top.add_argument("--once", action="store_true", help="print it once, and leave")
+    top.add_argument("--json", action="store_true", help="one JSON object on stdout, and leave")
+    return parser, {"collect": collect, "node": node, "doctor": doctor, "tune": tune_parser, "top": top}
+
+
+def _pid(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"a pid is a number above 0, not {text!r}")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,6 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return examine(as_json=arguments.json)
     if arguments.command == "tune":
         return tune(TuneOptions.from_arguments(arguments))
+    if arguments.command == "top":
+        from swath.cli.top.command import top
+
+        return top(arguments.pid, json_wanted=arguments.json, once=arguments.once)
     from swath.cli.collect import collect
 
     return collect(CollectOptions.from_arguments(arguments))
