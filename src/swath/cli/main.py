@@ -13,9 +13,9 @@ from swath import __version__
 from swath.cli.doctor import EPILOG
 from swath.cli.errors import USAGE
 from swath.cli.options import EXAMPLES, CollectOptions, add_collect_arguments
+from swath.cli.top import EPILOG as TOP_EPILOG
 from swath.cli.tune import EPILOG as TUNE_EPILOG
 from swath.cli.tune import TuneOptions, add_tune_arguments, tune
-from swath.cli.top import EPILOG as TOP_EPILOG
 
 
 class Parser(argparse.ArgumentParser):
