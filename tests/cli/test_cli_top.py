@@ -96,6 +96,7 @@ def test_a_full_disk_is_a_sentence(arguments: list[str], swath_process: Any) -> 
         (2**22 + 7, "there is no process 4194311"),
         (HERE, f"process {HERE} has no open collector of swath"),
     ],
+    ids=["not there", "without a collector"],
 )
 def test_a_process_that_is_no_program(pid: int, said: str, swath_here: Any) -> None:
     for arguments in (["top", str(pid)], ["top", str(pid), "--json"]):
