@@ -69,11 +69,14 @@ def chart(
         for tick in ticks(x_low, x_high, 5)
         if x_low <= tick <= x_high
     ]
-    legend = [el("span", el("i", class_=f"key {each.look}"), each.name, class_="entry") for each, _, _ in found]
+    legend = None
+    if len(found) > 1:
+        entries = [el("span", el("i", class_=f"key {each.look}"), each.name, class_="entry") for each, _, _ in found]
+        legend = el("span", *entries, class_="legend")
     note = el("p", f"{left_out:,} values are not finite, and not drawn.", class_="note") if left_out else None
     return el(
         "figure",
-        el("figcaption", el("b", title), el("span", y_unit, class_="unit"), el("span", *legend, class_="legend")),
+        el("figcaption", el("b", title), el("span", y_unit, class_="unit"), legend),
         el(
             "div",
             el("div", *labels_y, class_="ys", aria_hidden="true"),

@@ -328,8 +328,8 @@ def efficiency(run: Run) -> Html | None:
         ["s", "a step of one env, its share of resets included", show_seconds(found.step_s)],
         ["f(b)/b", "the policy, for one frame", show_seconds(found.policy_s)],
         ["C", f"steps at a time: {what}", str(found.at_a_time)],
-        ["X* = C / (s + f(b)/b)", "frames/s if collecting cost nothing", show_number(found.ideal_fps)],
-        ["η = X / X*", "share of it that was reached", percent(found.efficiency)],
+        ["X*", "C / (s + f(b)/b): frames/s if collecting cost nothing", show_number(found.ideal_fps)],
+        ["η", "X / X*: the share of it that was reached", percent(found.efficiency)],
     ]
     return section(
         "η, against the ideal",

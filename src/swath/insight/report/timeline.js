@@ -187,6 +187,12 @@
       while (text.length > 4 && pen.measureText(text + "…").width > room) text = text.slice(0, -1);
       text += "…";
     }
+    if (layout.narrow) {
+      const size = pen.measureText(text).width;
+      pen.fillStyle = colours.card;
+      pen.fillRect(0, top - 17, size + 5, 15);
+      pen.fillStyle = colours.ink;
+    }
     pen.fillText(text, 0, layout.narrow ? top - 4 : top + layout.lane / 2);
   }
 
