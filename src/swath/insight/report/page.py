@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from swath.insight.report import sections
@@ -62,18 +62,21 @@ def report_page(run: Run) -> str:
         sections.efficiency(run),
         sections.what_ran(run),
     ]
-    here = files(__package__ or __name__)
     head = joined(
         Html('<meta charset="utf-8">'),
         Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark">'),
         Html('<link rel="icon" href="data:,">'),
         el("title", f"swath: {title}"),
-        el("style", Html((here / "page.css").read_text(encoding="utf-8"))),
+        el("style", Html(_read("page.css"))),
     )
-    script = el("script", Html((here / "timeline.js").read_text(encoding="utf-8"))) if run.lanes is not None else None
+    script = el("script", Html(_read("timeline.js"))) if run.lanes is not None else None
     body = el("body", el("main", *content), script)
     return f"<!doctype html>\n{el('html', el('head', head), body, lang='en')}\n"
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _timeline(lanes: Lanes | None) -> Html | None:

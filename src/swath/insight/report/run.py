@@ -16,6 +16,8 @@ from swath.insight.report.lanes import Lanes
 _MOST_READINGS = 400
 _MOST_PLACES = 40_000
 _LEAST_SECONDS = 0.2
+#: A step that computes for less than this share of its time is one that waits.
+_COMPUTES = 0.5
 
 
 @dataclass(frozen=True)
@@ -157,36 +159,45 @@ class Run:
         if not self.readings:
             return None
         last, first = self.readings[-1], self.first
-        spent = _spent(first, last)
-        frames, env_s, policy_s, cpu_s, seconds = spent
-        if frames <= 0 or env_s + policy_s <= 0 or seconds <= 0:
+        program, places = last.program, last.places
+        seconds = _turn_s(last) - (0.0 if first is None else _turn_s(first))
+        frames = last.frames - (0 if first is None else first.frames)
+        cost = _cost(first, last)
+        if frames <= 0 or seconds <= 0 or cost is None:
             return None
-        program = last.program
-        sleeps = cpu_s is not None and cpu_s < (env_s + policy_s) / 2
-        places = len(last.places)
-        at_a_time = places if sleeps else min(program.cores, places) if program.in_processes else 1
-        return Ideal(env_s / frames, policy_s / frames, max(1, at_a_time), frames / seconds, sleeps)
+        step_s, policy_s, on_core = cost
+        sleeps = on_core is not None and on_core < _COMPUTES
+        at_a_time = len(places) if sleeps else min(program.cores, len(places)) if program.in_processes else 1
+        return Ideal(step_s, policy_s, max(1, at_a_time), frames / seconds, sleeps)
 
 
-def _spent(first: Reading | None, last: Reading) -> tuple[float, float, float, float | None, float]:
-    """Frames, seconds in envs, in the policy, of computing, and in which collecting had the turn, over all places."""
+def _turn_s(reading: Reading) -> float:
+    """In which collecting had the turn, or went on beside its user."""
+    takes_turns = reading.program.way in (Way.SINGLE, Way.SYNC) and not reading.in_background
+    return reading.collecting_s if takes_turns else reading.age_s
+
+
+def _cost(first: Reading | None, last: Reading) -> tuple[float, float, float | None] | None:
+    """Seconds in envs and in the policy for a frame, and which share of them was computing; of places that stayed."""
     earlier = {} if first is None else {(place.name, place.restarts): place for place in first.places}
-    frames = env_s = policy_s = 0.0
-    cpu_s: float | None = 0.0
+    frames = env_s = policy_s = cpu_s = 0.0
+    count, is_known = 0, True
     for place in last.places:
         was = earlier.get((place.name, place.restarts))
+        if was is None and (earlier or place.restarts):
+            continue
+        count += 1
         frames += place.frames - (0 if was is None else was.frames)
         env_s += place.env_s - (0.0 if was is None else was.env_s)
         policy_s += place.policy_s - (0.0 if was is None else was.policy_s)
-        if place.cpu_s is None or cpu_s is None:
-            cpu_s = None
-        else:
-            cpu_s += place.cpu_s - (0.0 if was is None else was.cpu_s or 0.0)
-    takes_turns = last.program.way in (Way.SINGLE, Way.SYNC) and not last.in_background
-    seconds = last.age_s - (0.0 if first is None else first.age_s)
-    if takes_turns:
-        seconds = last.collecting_s - (0.0 if first is None else first.collecting_s)
-    return frames, env_s, policy_s, cpu_s, seconds
+        cpu_s += (place.cpu_s or 0.0) - (0.0 if was is None else was.cpu_s or 0.0)
+        is_known &= place.cpu_s is not None
+    if frames <= 0 or env_s + policy_s <= 0:
+        return None
+    on_core = cpu_s / (env_s + policy_s) if is_known else None
+    if last.program.way == Way.BATCHED:  # all of them wait for the one policy, at the same time
+        policy_s /= count
+    return env_s / frames, policy_s / frames, on_core
 
 
 class Thinned:
