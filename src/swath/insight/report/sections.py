@@ -193,10 +193,9 @@ def lag(run: Run) -> Html | None:
         return None
     lags = list(last.lags)
     whole = sum(lags)
-    labels = [str(number) for number in range(len(lags) - 1)] + [f"{len(lags) - 1}+"]
-    while len(lags) > 1 and not lags[-1]:
+    while not lags[-1]:
         lags.pop()
-    values = [(labels[at], frames / whole) for at, frames in enumerate(lags)]
+    values = [(str(at), frames / whole) for at, frames in enumerate(lags)]
     if len(values) > _MOST_BARS:
         beyond = sum(share for _, share in values[_MOST_BARS - 1 :])
         values = [*values[: _MOST_BARS - 1], (f"{_MOST_BARS - 1}+", beyond)]
