@@ -1,9 +1,9 @@
 """A page in a real browser: Chromium without a window, told what to do through a pipe (the DevTools protocol).
 
-    with Chromium() as browser:
-        page = browser.open(path, width=390, dark=True)
-        assert not page.errors
-        page.screenshot(picture)
+with Chromium() as browser:
+    page = browser.open(path, width=390, dark=True)
+    assert not page.errors
+    page.screenshot(picture)
 """
 
 from __future__ import annotations
@@ -114,7 +114,11 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.tell(f"{domain}.enable")
         page.tell(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
         )
         scheme = "dark" if dark else "light"
         page.tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

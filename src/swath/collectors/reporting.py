@@ -27,8 +27,8 @@ _SECONDS_BETWEEN_READINGS = 0.5
 #: Of the history that a collector has: as many as it keeps.
 _MOST_EPISODES = 10_000
 _TOO_LATE = (
-    "This report was asked for when the collector had been closed: nothing was recorded, so there is no timeline, and no "
-    "curve over time. Call collector.report(path) before the first batch to have them."
+    "This report was asked for when the collector had been closed: nothing was recorded, so there is no timeline, and "
+    "no curve over time. Call collector.report(path) before the first batch to have them."
 )
 
 
@@ -44,8 +44,8 @@ class Reportable(Traceable):
     def report(self, path: str | os.PathLike[str], trace: str | os.PathLike[str] | None = None) -> Report:
         """From now on record what a report tells; a page of HTML that needs no network: ``run.html``.
 
-        It is written at the end of the ``with`` block, at ``stop()``, or when the collector closes. ``trace`` is for the
-        file that ``trace()`` would write, of the same time. Of a collector that is closed already, the page is
+        It is written at the end of the ``with`` block, at ``stop()``, or when the collector closes. ``trace`` is for
+        the file that ``trace()`` would write, of the same time. Of a collector that is closed already, the page is
         written at once, with what is known of it: totals and episodes, but no timeline.
 
         >>> import tempfile
@@ -120,8 +120,8 @@ class Report(Filed):
 
     def refuse_another(self) -> None:
         raise RuntimeError(
-            f"this collector is being recorded already, for a report to {self.path}: stop that one first. A trace of the "
-            "same time is written by collector.report(path, trace='run.json')"
+            f"this collector is being recorded already, for a report to {self.path}: stop that one first. A trace of "
+            "the same time is written by collector.report(path, trace='run.json')"
         )
 
     def _look(self, collector: Traceable) -> None:
@@ -157,7 +157,7 @@ class Report(Filed):
         """End it, and write the page, and the trace if there is to be one.
 
         Raises:
-            OSError: one cannot be written. What was recorded is not lost: ``write`` and ``write_trace`` take other paths.
+            OSError: one cannot be written. What was recorded is kept: ``write`` and ``write_trace`` take other paths.
         """
         is_new = not self._written
         super().stop()

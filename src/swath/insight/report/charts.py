@@ -50,7 +50,9 @@ def chart(
         down = (y_high - ys) / (y_high - y_low) * _HEIGHT
         return list(zip(across.round(1).tolist(), down.round(1).tolist(), strict=True))
 
-    grid = [el("path", d=f"M0 {_down(tick, y_low, y_high) * _HEIGHT / 100:.1f}H{_WIDTH}", class_="grid") for tick in y_ticks]
+    grid = [
+        el("path", d=f"M0 {_down(tick, y_low, y_high) * _HEIGHT / 100:.1f}H{_WIDTH}", class_="grid") for tick in y_ticks
+    ]
     shapes = [_line(each, at(xs, ys)) if each.is_line else _dots(each, at(xs, ys)) for each, xs, ys in found]
     says = "; ".join(
         f"{each.name}: {len(ys):,} values from {show_number(ys.min())} to {show_number(ys.max())}, "
@@ -61,9 +63,7 @@ def chart(
         "svg", el("title", f"{title}, {y_unit}"), el("desc", says), *grid, *shapes, viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         preserveAspectRatio="none", role="img", aria_label=f"{title}, {y_unit}. {says}",
     )  # fmt: skip
-    labels_y = [
-        el("span", show_number(tick), style=f"top:{_down(tick, y_low, y_high):.2f}%") for tick in y_ticks
-    ]
+    labels_y = [el("span", show_number(tick), style=f"top:{_down(tick, y_low, y_high):.2f}%") for tick in y_ticks]
     labels_x = [
         el("span", show_x(tick), style=f"left:{100 * (tick - x_low) / (x_high - x_low):.2f}%")
         for tick in ticks(x_low, x_high, 5)
@@ -115,9 +115,7 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float]], show: Calla
 def stack(shares: Sequence[tuple[str, float]]) -> Html:
     """One bar of several parts, each of a class of its own."""
     says = ", ".join(f"{name} {percent(share)}" for name, share in shares)
-    parts = [
-        el("i", class_=f"fill {name}", style=f"width:{100 * share:.2f}%") for name, share in shares if share > 0
-    ]
+    parts = [el("i", class_=f"fill {name}", style=f"width:{100 * share:.2f}%") for name, share in shares if share > 0]
     return el("div", *parts, class_="stack", role="img", aria_label=says, title=says)
 
 

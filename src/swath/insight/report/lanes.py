@@ -1,4 +1,4 @@
-"""The events of a trace as lanes that can be drawn: what each thread did when, in bursts, whatever the length of the run.
+"""The events of a trace as lanes that can be drawn: what each thread did when, in bursts, however long the run was.
 
 Where one slice lies in another, what counts is the inner one; so a lane has one thing at a time.
 """
@@ -35,7 +35,7 @@ class NoTrace(ValueError):
 
 @dataclass(frozen=True)
 class Burst:
-    """What a thread did for a while, in microseconds since the beginning: shares of it by name, which may be all of it."""
+    """What a thread did for a while, in microseconds since the beginning: shares by name, or one that is all of it."""
 
     start_us: float
     end_us: float
@@ -226,7 +226,11 @@ class _Reader:
         keys = list(sources)
         if len(keys) <= _MOST_LANES:
             return keys
-        first = set(keys[:1]) | {key for key in keys if len(sources[key]) > 1} | {(s.place, "steps") for s in self._all_slow()}
+        first = (
+            set(keys[:1])
+            | {key for key in keys if len(sources[key]) > 1}
+            | {(s.place, "steps") for s in self._all_slow()}
+        )
         chosen = [key for key in keys if key in first][:_MOST_LANES]
         chosen += [key for key in keys if key not in first][: _MOST_LANES - len(chosen)]
         return [key for key in keys if key in set(chosen)]
@@ -248,7 +252,9 @@ class _Reader:
             _, restarts = self._place_of(pid)
             if restarts:
                 at = min(self._threads[pid, tid].starts) - zero
-                lane.marks.append(Mark(at, f"{key[0]} was started again" + (f" ({restarts} ×)" if restarts > 1 else "")))
+                lane.marks.append(
+                    Mark(at, f"{key[0]} was started again" + (f" ({restarts} ×)" if restarts > 1 else ""))
+                )
         lane.seconds = dict(seconds)
         return lane
 

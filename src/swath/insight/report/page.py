@@ -27,6 +27,7 @@ _COLOURS: Mapping[str, str] = {
     "update_policy_weights_": "weights",
     "between batches": "waiting",
 }
+_LONGEST_TITLE = 140
 _LEGEND = (
     ("env", "env"),
     ("policy", "policy"),
@@ -47,6 +48,7 @@ def report_page(run: Run) -> str:
     (False, True)
     """
     title = " · ".join(run.about[key] for key in ("env", "collector") if run.about.get(key)) or "a run"
+    title = title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 1]}…"
     content = [
         el("header", el("p", "swath report", class_="kicker"), el("h1", title)),
         sections.headline(run),
@@ -64,6 +66,7 @@ def report_page(run: Run) -> str:
     ]
     head = joined(
         Html('<meta charset="utf-8">'),
+        Html('<meta name="generator" content="swath">'),
         Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark">'),
         Html('<link rel="icon" href="data:,">'),
@@ -91,7 +94,9 @@ def _timeline(lanes: Lanes | None) -> Html | None:
     ]
     finest = None
     if lanes.finest_us:
-        finest = f"What took less than {lanes.finest_us / 1e3:.3g} ms is in bursts: each colour has its share of the height."
+        finest = (
+            f"What took less than {lanes.finest_us / 1e3:.3g} ms is in bursts: each colour has its share of the height."
+        )
     left_out = f"{lanes.left_out:,} more threads are not drawn." if lanes.left_out else None
     data = json.dumps(as_numbers(lanes), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return sections.section(

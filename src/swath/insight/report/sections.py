@@ -94,9 +94,7 @@ def speed(run: Run) -> Html | None:
         if run.lanes is not None and name in run.lanes.counters:
             found, values = run.lanes.counters[name]
             series = [Series(name, "policy-line", [time / 1e6 for time in found], values)]
-            content.append(
-                chart(title, series, x_unit="seconds of the timeline", y_unit=y_unit, show_x=show_number)
-            )
+            content.append(chart(title, series, x_unit="seconds of the timeline", y_unit=y_unit, show_x=show_number))
     return section("Frames/s over time", "speed", el("div", *content, class_="pair"))
 
 
@@ -336,8 +334,9 @@ def efficiency(run: Run) -> Html | None:
         table(["", "what it is", "here"], parts, numbers_from=2),
         el(
             "p",
-            "s and f(b)/b are what places measured of themselves during this run, with whatever else ran on their cores; the "
-            "copy of a frame (c) is not measured, so X* is a little too high. The benchmarks measure all three alone.",
+            "s and f(b)/b are what places measured of themselves during this run, with whatever else ran on their "
+            "cores; the copy of a frame (c) is not measured, so X* is a little too high. The benchmarks measure all "
+            "three alone.",
             class_="note",
         ),
     )
