@@ -300,7 +300,8 @@ def faults(run: Run) -> Html | None:
     if not run.readings and not marks and run.lanes is None:
         return None
     if found:
-        rows: list[list[object]] = [[f"{event.at_s:.1f}", _named(event.place, run), event.says] for event in found]
+        rows: Sequence[Sequence[object]]
+        rows = [[f"{event.at_s:.1f}", _named(event.place, run), event.says] for event in found]
         head = ["after, s", "who", "what"]
     else:
         rows, head = [[f"{at:.2f}", says] for at, says in dict.fromkeys(marks)], ["at, s of the timeline", "what"]
