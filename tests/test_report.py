@@ -121,7 +121,7 @@ def test_what_is_on_the_page() -> None:
     assert "seed" in page.sections["what-ran"]
     assert "worker 1 (envs 4–7)" in page.sections["shares"]
     assert "80 %" in page.sections["lag"]
-    assert "Of half of them 0, 95 % 1 at the most; 9 updates" in page.sections["lag"]
+    assert "Half of the frames: 0 or fewer; 95 %: 1 or fewer. There were 9 updates." in page.sections["lag"]
     assert "None." in page.sections["faults"]
     assert page.addresses == ["data:,"]  # an icon that is none, so that nobody looks for one
     assert "http" not in report_page(run)

@@ -113,7 +113,8 @@ def _timeline(lanes: Lanes | None) -> Html | None:
         el(
             "p",
             "Drag to move, + and − (or Ctrl and the wheel, or two fingers) to zoom; point at something to see what it "
-            "is. Lines lead from an update of the weights to the first steps with them. ",
+            "is. Lines lead from an update of the weights to the first steps with them; ▾ is one of the slowest steps or "
+            "resets. ",
             finest,
             " " if finest and left_out else None,
             left_out,

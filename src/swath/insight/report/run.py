@@ -108,6 +108,11 @@ class Run:
         """Where what is told begins; None for the beginning."""
         return self.readings[0] if len(self.readings) > 1 else None
 
+    @property
+    def in_background(self) -> bool:
+        """Whether it went on beside its user for most of the time; at the end it may have been stopped."""
+        return 2 * sum(reading.in_background for reading in self.readings) > len(self.readings)
+
     def facts(self) -> Facts | None:
         """How its time was spent, over all that is known."""
         if not self.readings:
@@ -115,7 +120,7 @@ class Run:
         last = self.readings[-1]
         if not any(place.alive for place in last.places):  # it is over
             last = replace(last, places=[replace(place, alive=True) for place in last.places])
-        return facts_between(self.first, last)
+        return facts_between(self.first, replace(last, in_background=self.in_background))
 
     def rates(self) -> tuple[list[float], list[float]]:
         """Frames/s between two readings, at times since the collector was made."""
@@ -160,7 +165,9 @@ class Run:
             return None
         last, first = self.readings[-1], self.first
         program, places = last.program, last.places
-        seconds = _turn_s(last) - (0.0 if first is None else _turn_s(first))
+        takes_turns = program.way in (Way.SINGLE, Way.SYNC) and not self.in_background
+        clock = "collecting_s" if takes_turns else "age_s"
+        seconds = getattr(last, clock) - (0.0 if first is None else getattr(first, clock))
         frames = last.frames - (0 if first is None else first.frames)
         cost = _cost(first, last)
         if frames <= 0 or seconds <= 0 or cost is None:
@@ -169,12 +176,6 @@ class Run:
         sleeps = on_core is not None and on_core < _COMPUTES
         at_a_time = len(places) if sleeps else min(program.cores, len(places)) if program.in_processes else 1
         return Ideal(step_s, policy_s, max(1, at_a_time), frames / seconds, sleeps)
-
-
-def _turn_s(reading: Reading) -> float:
-    """In which collecting had the turn, or went on beside its user."""
-    takes_turns = reading.program.way in (Way.SINGLE, Way.SYNC) and not reading.in_background
-    return reading.collecting_s if takes_turns else reading.age_s
 
 
 def _cost(first: Reading | None, last: Reading) -> tuple[float, float, float | None] | None:

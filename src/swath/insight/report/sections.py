@@ -31,6 +31,7 @@ _MOST_ENVS = 6
 #: Of so many episodes is the mean that is drawn as a line.
 _RUNNING = 50
 _MOST_BARS = 24
+_FEW_RATES = 10
 
 
 def section(title: str, name: str, *content: object) -> Html:
@@ -79,10 +80,10 @@ def judgement(run: Run) -> Html | None:
 def speed(run: Run) -> Html | None:
     times, rates = run.rates()
     unit = "seconds since the collector was made"
-    if not rates and run.lanes is not None and "frames/s" in run.lanes.counters:
+    if len(rates) < _FEW_RATES and run.lanes is not None and "frames/s" in run.lanes.counters:  # of a short run
         times, rates = run.lanes.counters["frames/s"]
         times = [time / 1e6 for time in times]
-        unit = "seconds of the trace"
+        unit = "seconds of the timeline"
     if not rates:
         return None
     series = [Series("frames/s", "env-line", times, rates)]
@@ -91,11 +92,11 @@ def speed(run: Run) -> Html | None:
         ("Frames in the replay buffer", "frames in the buffer", "frames"),
         ("Shared memory", "shared memory, MB", "MB"),
     ):
-        if run.lanes is not None and name in run.lanes.counters:
+        if run.lanes is not None and any(run.lanes.counters.get(name, ((), ()))[1]):
             found, values = run.lanes.counters[name]
             series = [Series(name, "policy-line", [time / 1e6 for time in found], values)]
             content.append(chart(title, series, x_unit="seconds of the timeline", y_unit=y_unit, show_x=show_number))
-    return section("Frames/s over time", "speed", el("div", *content, class_="pair"))
+    return section("Over time", "speed", el("div", *content, class_="pair three"))
 
 
 # -- shares of time ----------------------------------------------------------------------------------------------------
@@ -197,15 +198,17 @@ def lag(run: Run) -> Html | None:
     if len(values) > _MOST_BARS:
         beyond = sum(share for _, share in values[_MOST_BARS - 1 :])
         values = [*values[: _MOST_BARS - 1], (f"{_MOST_BARS - 1}+", beyond)]
-    told = ", ".join(f"{name} {last.lag_quantile(share)}" for name, share in (("half of them", 0.5), ("95 %", 0.95)))
+    half, most = (last.lag_quantile(share) for share in (0.5, 0.95))
     return section(
         "Policy lag",
         "lag",
         prose(
             "How many updates old the policy was that collected a frame, when the frame was delivered. "
-            f"Of {told} at the most; {last.policy_version:,} updates in all."
+            f"Half of the frames: {half} or fewer; 95 %: {most} or fewer. There were {last.policy_version:,} updates."
         ),
-        bars("Frames by policy lag", "share of frames, by updates", values, _small_percent),
+        bars("Frames by policy lag", "share of frames, by updates", values, _small_percent)
+        if len(values) > 1
+        else None,
     )
 
 
