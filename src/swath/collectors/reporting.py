@@ -22,6 +22,7 @@ from swath.insight.report.lanes import Lanes
 from swath.insight.report.run import Thinned, without_episodes
 from swath.insight.report.sections import about_reading
 from swath.timeline.chrome import trace_events, write_trace
+from swath.timeline.companions import companions
 
 _SECONDS_BETWEEN_READINGS = 0.5
 #: Of the history that a collector has: as many as it keeps.
@@ -116,7 +117,8 @@ class Report(Filed):
         super().__init__(collector, path)
         if self._is_late:
             self._about_run = collector.about_run()
-            self.recordings = []
+            self.recordings = []  # and nobody who works beside it goes on recording
+            companions.end_recording()
 
     def refuse_another(self) -> None:
         raise RuntimeError(

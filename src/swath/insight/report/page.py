@@ -17,6 +17,7 @@ _COLOURS: Mapping[str, str] = {
     "env": "env",
     "policy": "policy",
     "serve": "policy",
+    "answer": "policy",
     "reset": "reset",
     "yours": "yours",
     "evaluate": "yours",
@@ -113,8 +114,8 @@ def _timeline(lanes: Lanes | None) -> Html | None:
         el(
             "p",
             "Drag to move, + and − (or Ctrl and the wheel, or two fingers) to zoom; point at something to see what it "
-            "is. Lines lead from an update of the weights to the first steps with them; ▾ is one of the slowest steps or "
-            "resets. ",
+            "is. Lines lead from an update of the weights to the first steps with them; ▾ is one of the slowest steps "
+            "or resets. ",
             finest,
             " " if finest and left_out else None,
             left_out,

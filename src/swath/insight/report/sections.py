@@ -32,6 +32,7 @@ _MOST_ENVS = 6
 _RUNNING = 50
 _MOST_BARS = 24
 _FEW_RATES = 10
+_RATE_BEGINS_US = 250_000
 
 
 def section(title: str, name: str, *content: object) -> Html:
@@ -81,8 +82,10 @@ def speed(run: Run) -> Html | None:
     times, rates = run.rates()
     unit = "seconds since the collector was made"
     if len(rates) < _FEW_RATES and run.lanes is not None and "frames/s" in run.lanes.counters:  # of a short run
-        times, rates = run.lanes.counters["frames/s"]
-        times = [time / 1e6 for time in times]
+        known = list(zip(*run.lanes.counters["frames/s"], strict=True))
+        # At first the rate is that of a few frames: not of half a second, as later.
+        known = [point for point in known if point[0] > _RATE_BEGINS_US] or known
+        times, rates = [time / 1e6 for time, _ in known], [rate for _, rate in known]
         unit = "seconds of the timeline"
     if not rates:
         return None
@@ -137,7 +140,9 @@ def shares(run: Run) -> Html | None:
     )
 
 
-def _your_turn(facts: Facts) -> Html:
+def _your_turn(facts: Facts) -> Html | None:
+    if facts.in_background and not facts.held_back:
+        return None  # nobody takes turns
     parts = [("yours", facts.yours), ("held", facts.held_back)]
     rest = max(0.0, 1 - facts.yours - facts.held_back)
     said = [f"Of {show_seconds(facts.seconds)}, you had the turn {percent(facts.yours)}"]
