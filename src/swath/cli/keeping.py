@@ -48,12 +48,12 @@ class Keeper:
             about = {"collector": type(collector).__name__, "env": options.env_id, "command": command(options)}
             self._trace = Trace(collector, path, about)
             collector.record(self._trace)
+        self._read()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_reading, name="swath-readings", daemon=True)
         self._thread.start()
 
     def _keep_reading(self) -> None:
-        self._read()
         while not self._over.wait(_SECONDS_BETWEEN_READINGS):
             self._read()
 
