@@ -229,16 +229,23 @@ def test_what_lies_inside_is_what_counts() -> None:
     ]  # fmt: skip
 
 
+def test_slices_that_touch_by_rounding_or_overlap_are_both_there() -> None:
+    """Of a trace's rounded times, the end of a slice may be behind the beginning of the next."""
+    slices = [("env", 0, 100.001), ("wait for a request", 100.0, 900), ("env", 1000, 50), ("odd", 1040, 60)]
+    (lane,) = Lanes.of_events(events_of({"worker 0": slices})).lanes
+    found = [(burst.shares[0][0], round(burst.start_us), round(burst.end_us)) for burst in lane.bursts]
+    assert found == [("env", 0, 100), ("wait for a request", 100, 1000), ("env", 1000, 1040), ("odd", 1040, 1100)]
+
+
 def test_bursts_keep_the_time_of_what_they_are_made_of() -> None:
     """Whatever is merged: the sum of each name is what it was."""
     slices = [
         (name, 10.0 * k + at, took) for k in range(100_000) for name, at, took in (("env", 0, 7), ("policy", 7, 3))
     ]
-    slices[60_000:60_000] = [("slow step", 300_000.0, 0)]
     lanes = Lanes.of_events(events_of({"worker 0": slices}))
     assert lanes.finest_us > 0
     (lane,) = lanes.lanes
-    assert 5_000 < len(lane.bursts) < 24_000
+    assert 15_000 < len(lane.bursts) < 64_000
     sums = {"env": 0.0, "policy": 0.0}
     for burst in lane.bursts:
         for name, share in burst.shares:
@@ -246,7 +253,7 @@ def test_bursts_keep_the_time_of_what_they_are_made_of() -> None:
     assert sums["env"] == pytest.approx(700_000)
     assert sums["policy"] == pytest.approx(300_000)
     assert lane.seconds == pytest.approx({"env": 0.7, "policy": 0.3})
-    assert len(report_page(Run({}, lanes=lanes))) < 500_000
+    assert len(report_page(Run({}, lanes=lanes))) < 1_000_000
 
 
 def test_the_successor_of_a_worker_is_in_its_lane() -> None:

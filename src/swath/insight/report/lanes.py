@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-#: Of all lanes together; what is shorter than these allow becomes part of a burst.
-_MOST_BURSTS = 24_000
+#: About so many, of all lanes together; what is shorter than these allow becomes part of a burst.
+_MOST_BURSTS = 32_000
 _MOST_LANES = 40
 _MOST_ARROWS = 300
 _MOST_SAMPLES = 400
@@ -193,7 +193,7 @@ class _Reader:
             for key in chosen
         }
         total = sum(len(part[0]) for flat in parts.values() for part in flat)
-        finest = 0.0 if total <= _MOST_BURSTS else 3 * span / (_MOST_BURSTS / max(1, len(chosen)))
+        finest = 0.0 if total <= _MOST_BURSTS else span * len(chosen) / _MOST_BURSTS
         lanes = [self._lane(key, sources[key], parts[key], names, finest, zero) for key in chosen]
         number = {thread: at for at, key in enumerate(chosen) for thread in sources[key]}
         return Lanes(

@@ -149,9 +149,9 @@ def as_numbers(lanes: Lanes) -> dict[str, Any]:
         for burst in lane.bursts:
             mix = []
             for name, share in burst.shares:
-                hundredths = round(100 * share)
-                if hundredths:
-                    mix.append((kinds.setdefault(name, len(kinds)), hundredths))
+                percents = 4 * round(25 * share)  # no more than can be seen, so that mixes are few
+                if percents:
+                    mix.append((kinds.setdefault(name, len(kinds)), percents))
             start, end = round(burst.start_us), round(burst.end_us)
             bursts += [start - at, end - start, mixes.setdefault(tuple(mix), len(mixes))]
             at = end
