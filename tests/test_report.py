@@ -17,6 +17,7 @@ import pytest
 
 from swath.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
+from swath.errors import WorkerDied
 from swath.insight.facts import Way
 from swath.insight.reading import PlaceReading, Program, Reading
 from swath.insight.report import EpisodeSeries, Run, report_page
@@ -425,5 +426,24 @@ def test_what_failed_first_is_what_is_seen(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fails()
-    assert "20 " in Page((tmp_path / "run.html").read_text()).sections["head"]
+    page = Page((tmp_path / "run.html").read_text())
+    assert "20 " in page.sections["head"]
+    assert "the collector ended: ZeroDivisionError: division by zero" in " ".join(page.sections["faults"].split())
     collector.shutdown()
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_killed_ends_it_and_the_report_says_so(tmp_path: Path) -> None:
+    collector = MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=100, num_workers=2)
+
+    def dies() -> None:
+        with collector.report(tmp_path / "run.html"):
+            for number, _ in enumerate(collector):
+                if number == 20:
+                    os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
+
+    with pytest.raises(WorkerDied):
+        dies()
+    told = " ".join(Page((tmp_path / "run.html").read_text()).sections["faults"].split())
+    assert re.search(r"worker 1 \(env 1\) was lost \(process \d+\)", told)
+    assert "the collector ended: WorkerDied: worker 1" in told

@@ -17,8 +17,8 @@ from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.profiling import ProfileConfig
-from swath.collectors.single import Collector
 from swath.collectors.reporting import Report
+from swath.collectors.single import Collector
 from swath.collectors.tracing import Trace
 from swath.collectors.watching import Watch, watch
 from swath.data.trajectories import split_trajectories

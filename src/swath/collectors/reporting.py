@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from swath.collectors.tracing import (
@@ -16,6 +19,7 @@ from swath.collectors.tracing import (
     remove_part,
     require_writable,
 )
+from swath.errors import told
 from swath.insight.reading import Reading
 from swath.insight.report import EpisodeSeries, Run, report_page
 from swath.insight.report.lanes import Lanes
@@ -112,6 +116,8 @@ class Report(Filed):
         self._next_at = 0.0
         self._about_program = about_program(collector)
         self._about_run: Mapping[str, Any] = {}
+        #: What has ended it, if anything.
+        self._failure: str | None = None
         self._is_late = collector.reading().is_closed
         self._note(collector)
         super().__init__(collector, path)
@@ -131,6 +137,20 @@ class Report(Filed):
         if time.monotonic() >= self._next_at:
             self._note(collector)
 
+    def collector_closes(self, collector: Traceable) -> None:
+        self._note_failure(sys.exc_info()[1])  # it closes because of what is being handled
+        super().collector_closes(collector)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._note_failure(error)
+        super().__exit__(kind, error, traceback)
+
+    def _note_failure(self, error: BaseException | None) -> None:
+        if error is not None and self._failure is None:
+            self._failure = told(error)
+
     def _look_last(self, collector: Traceable) -> None:
         self._note(collector)
         assert isinstance(collector, Reportable)
@@ -145,6 +165,8 @@ class Report(Filed):
     def _write_to(self, path: Path) -> None:
         assert self.recordings is not None
         readings, episodes = self._readings.all(), self._about_run.get("episodes")
+        if self._failure is not None:
+            readings = [*readings[:-1], replace(readings[-1], failure=self._failure)]
         run = Run(
             about=about_reading(readings[-1], self._about_run.get("seed")),
             readings=readings[-1:] if self._is_late else readings,

@@ -118,9 +118,11 @@ class Run:
         if not self.readings:
             return None
         last = self.readings[-1]
-        if not any(place.alive for place in last.places):  # it is over
-            last = replace(last, places=[replace(place, alive=True) for place in last.places])
-        return facts_between(self.first, replace(last, in_background=self.in_background))
+        # At the end all are gone, or the one that has ended it: those count that were there until then.
+        before = self.readings[-2] if len(self.readings) > 1 else last
+        there = {place.name for place in (*before.places, *last.places) if place.alive}
+        places = [replace(place, alive=place.name in there or not there) for place in last.places]
+        return facts_between(self.first, replace(last, places=places, in_background=self.in_background))
 
     def rates(self) -> tuple[list[float], list[float]]:
         """Frames/s between two readings, at times since the collector was made."""
@@ -152,7 +154,7 @@ class Run:
                     times = place.restarts - was.restarts
                     says = "was started again" + (f", {times} times" if times > 1 else "")
                     found.append(Event(reading.age_s, place.name, f"{says} (process {place.pid})"))
-                elif was.alive and not place.alive and not reading.is_closed:
+                elif was.alive and not place.alive and any(other.alive for other in reading.places):
                     found.append(Event(reading.age_s, place.name, f"was lost (process {was.pid})"))
             if reading.failure is not None and (before is None or before.failure is None):
                 found.append(Event(reading.age_s, "the collector", f"ended: {reading.failure}"))
