@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -98,7 +98,7 @@ def some_episodes(count: int) -> EpisodeSeries:
     return EpisodeSeries.of_rows((float(number % 50), 10 + number % 5) for number in range(count))
 
 
-def events_of(lanes: dict[str, list[tuple[str, float, float]]]) -> Iterator[dict[str, Any]]:
+def events_of(lanes: Mapping[str, Sequence[tuple[str, float, float]]]) -> Iterator[dict[str, Any]]:
     for pid, (name, slices) in enumerate(lanes.items(), start=1):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{name} (pid {pid})"}}
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": 1, "args": {"name": "steps"}}
