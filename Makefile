@@ -82,7 +82,7 @@ test-envs: $(VENV)-envs/.installed
 
 # Reports in a real browser. Debian's package, if there is none and root may install it.
 test-browser: setup
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	@$(BIN)/python tools/chromium.py || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
 		else echo "there is no Chromium: apt-get install --no-install-recommends chromium, as root" >&2; exit 1; fi; }

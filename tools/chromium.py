@@ -15,6 +15,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -172,3 +173,8 @@ class Chromium:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+if __name__ == "__main__":  # where it is; fails if there is none
+    print(find_chromium() or "there is no Chromium here")
+    sys.exit(find_chromium() is None)
