@@ -31,9 +31,8 @@ from chromium import Chromium  # noqa: E402
 from swath import GymEnv, GymWrapper, MultiAsyncCollector, MultiSyncCollector  # noqa: E402
 from swath.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
 
-#: The docs are 800 pixels wide; twice that is sharp on any screen. No picture is larger than this.
+#: No picture is larger than this.
 _MOST_BYTES = 200_000
-_COLOURS = 128
 
 
 def a_policy() -> TensorDictModule:
@@ -131,12 +130,11 @@ PICTURES: dict[str, Take] = {
 
 
 def make_small(picture: Path) -> None:
-    """Few colours are enough."""
+    """As its own colours, packed as well as can be."""
     with Image.open(picture) as image:
-        few = image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
-    few.save(picture, optimize=True)
-    size = picture.stat().st_size
-    print(f"{picture.name}: {few.width} x {few.height}, {size / 1000:.0f} kB")
+        image.convert("RGB").save(picture, optimize=True)
+        size = picture.stat().st_size
+        print(f"{picture.name}: {image.width} x {image.height}, {size / 1000:.0f} kB")
     assert size <= _MOST_BYTES, f"{picture} is larger than {_MOST_BYTES:,} bytes: show less in it"
 
 
