@@ -129,6 +129,7 @@
   function drawMarks(lane, number) {
     const top = topOf(number), height = layout.lane;
     for (const [at, says] of lane.marks) {
+      if (at < from || at > to) continue;
       const x = across(at);
       pen.fillStyle = colours.bad;
       pen.fillRect(x - 1, top - 3, 2, height + 6);
