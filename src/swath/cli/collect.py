@@ -84,7 +84,7 @@ class _Session:
         try:
             target.check_space(setup.bytes_per_frame * options.frames, is_twice=not options.evenly)
             writer = writer_class(target.beside, options.frames, options.envs, lambda frame: self._begin(setup, frame))
-            keeper = Keeper(setup.collector, options, target.beside, _say)
+            keeper = Keeper(setup.collector, options, target.beside)
             try:
                 outcome = self._collect(setup.collector, writer)
             finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swath.cli.errors import UsageError, without_paths
 from swath.cli.metadata import command
 from swath.cli.options import CollectOptions
+from swath.cli.streams import say
 from swath.collectors.tracing import Trace
 from swath.dataset_format import READINGS, REPORT, TRACE
 from swath.insight.report import report_page
@@ -31,15 +32,11 @@ class Keeper:
 
     Args:
         beside: the folder where unfinished files are.
-        say: for lines that the user must see.
     """
 
-    def __init__(
-        self, collector: BaseCollector, options: CollectOptions, beside: Path, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, collector: BaseCollector, options: CollectOptions, beside: Path) -> None:
         self._collector = collector
         self._options = options
-        self._say = say
         self._readings = Thinned()
         self._envs = collector.about_run()["envs"]
         self._trace: Trace | None = None
@@ -69,7 +66,7 @@ class Keeper:
             try:
                 self._trace.stop()
             except OSError as error:
-                self._say(f"the trace could not be written to {self._trace.path}: {error.strerror}")
+                say(f"the trace could not be written to {self._trace.path}: {error.strerror}")
                 self._trace = None
 
     def save(self, folder: Path) -> None:
@@ -97,7 +94,7 @@ class Keeper:
         try:
             yield
         except (OSError, ValueError) as error:
-            self._say(f"{what} could not be written, the frames are: {without_paths(_why(error))}")
+            say(f"{what} could not be written, the frames are: {without_paths(_why(error))}")
 
 
 def write_report(page: str, path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from swath.cli.errors import FAILED, USAGE, UsageError
+from swath.cli.streams import say
 from swath.dataset_format import REPORT
 
 #: By this a page is known that may be replaced.
@@ -57,5 +57,5 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _complain(what: str, code: int) -> int:
-    print(f"swath: error: {what}", file=sys.stderr)
+    say(f"error: {what}")
     return code
