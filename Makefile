@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL ?= -n 3 --dist loadgroup
 RESULTS  := build/results
 
-.PHONY: house surface setup demo check test test-together test-alone test-all test-torchrl test-envs test-distributed lint types coverage mutations chaos bench compare learn recordings docs clean help
+.PHONY: house surface setup demo check test test-together test-alone test-all test-torchrl test-envs test-browser test-distributed lint types coverage mutations chaos bench compare learn recordings docs clean help
 
 help:
 	@echo "make demo    set up, collect 100,000 CartPole frames, show what came out"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all  as make test, with full matrices, kill series, trainings, TorchRL's objects and others' envs"
 	@echo "make test-torchrl  what needs TorchRL"
 	@echo "make test-envs  what needs EnvPool, ale-py, MuJoCo, dm_control or PettingZoo"
+	@echo "make test-browser  open reports in Chromium (installed if root may); what it saw: build/report"
 	@echo "make test-distributed  all tests of Ray, torch.distributed and RPC"
 	@echo "make coverage  which lines the tests reach, in this process and in all others"
 	@echo "make mutations  break the source in twenty places, one after another: do the tests see it?"
@@ -78,6 +79,14 @@ test-torchrl: $(VENV)-torchrl/.installed
 # Envs of other packages.
 test-envs: $(VENV)-envs/.installed
 	$(VENV)-envs/bin/$(PYTEST) $(PARALLEL) tests/test_user_envs.py --junitxml=$(RESULTS)/test-envs.xml
+
+# Reports in a real browser. Debian's package, if there is none and root may install it.
+test-browser: setup
+	@$(BIN)/python tools/chromium.py || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
+		else echo "there is no Chromium: apt-get install --no-install-recommends chromium, as root" >&2; exit 1; fi; }
+	$(BIN)/$(PYTEST) -m browser tests/test_report_browser.py --junitxml=$(RESULTS)/test-browser.xml
 
 # With what takes minutes: every layout in new interpreters, hundreds of kills, trainings; and every guest.
 test-all: setup lint types

@@ -8,7 +8,7 @@ PUBLIC: dict[str, str] = {
         exploration_type fake_tensordict frames_per_batch get_distant_attr get_model get_policy_version
         getattr_env getattr_policy getattr_rb increment_version init_random_frames is_running iterator map_fn
         next partial_batch pause policy policy_plan policy_version post_collect_hook postproc pre_collect_hook
-        reading replay_buffer requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
+        reading replay_buffer report requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
         shutdown start stats total_frames trace update_policy_weights_
     """,
     "MultiSyncCollector": """
@@ -16,7 +16,7 @@ PUBLIC: dict[str, str] = {
         get_distant_attr get_model get_policy_version getattr_env getattr_policy getattr_rb increment_version
         init_random_frames is_running iterator map_fn next num_envs num_workers partial_batch pause policy
         policy_plan policy_version post_collect_hook postproc pre_collect_hook reading receive_weights replay_buffer
-        requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
+        report requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
         update_at_each_batch update_policy_weights_
     """,
     "MultiAsyncCollector": """
@@ -24,7 +24,7 @@ PUBLIC: dict[str, str] = {
         get_distant_attr get_model get_policy_version getattr_env getattr_policy getattr_rb increment_version
         init_random_frames is_running iterator map_fn next num_envs num_workers partial_batch pause policy
         policy_plan policy_version post_collect_hook postproc pre_collect_hook reading receive_weights replay_buffer
-        requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
+        report requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
         update_at_each_batch update_policy_weights_
     """,
     "AsyncBatchedCollector": """
@@ -32,7 +32,7 @@ PUBLIC: dict[str, str] = {
         exploration_type fake_tensordict frames_per_batch get_distant_attr get_model get_policy_version
         getattr_env getattr_policy getattr_rb increment_version init_random_frames is_running iterator map_fn
         next partial_batch pause policy policy_plan policy_version post_collect_hook postproc pre_collect_hook
-        reading replay_buffer requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
+        reading replay_buffer report requested_frames_per_batch reset reset_at_each_iter return_same_td rollout set_seed
         shutdown start stats total_frames trace update_policy_weights_
     """,
     "DistributedCollector": """
@@ -40,7 +40,7 @@ PUBLIC: dict[str, str] = {
         get_model get_policy_version getattr_env getattr_policy getattr_rb increment_version
         init_random_frames is_running iterator map_fn next num_nodes num_workers partial_batch pause policy
         policy_plan policy_version post_collect_hook postproc pre_collect_hook reading receive_weights replay_buffer
-        requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
+        report requested_frames_per_batch reset send_weights set_seed shutdown start stats total_frames trace
         update_after_each_batch update_policy_weights_
     """,
     "Evaluator": """

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +167,36 @@ def test_in_the_background_nobody_has_a_turn_and_a_limiter_holds_back(by_workers
         assert reading.buffer.size == len(buffer)
         assert facts_between(None, reading).held_back > 0
         collector.async_shutdown()
+
+
+class Thinks(nn.Module):
+    """A policy beside which CartPole takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002)
+        return self.linear(observation)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, AsyncBatchedCollector])
+def test_who_takes_the_time_is_known_while_it_is_recorded(kind: Any, tmp_path: Path) -> None:
+    env = "CartPole-v1" if kind is Collector else [a_cartpole] * 2
+    collector = kind(env, Thinks(), frames_per_batch=100, total_frames=600)
+    with collector.trace(tmp_path / "run.json"):
+        readings = [collector.reading() for _ in collector]
+    for place in readings[-1].places:
+        assert place.policy_s > place.env_s > 0
+
+
+def test_who_takes_the_time_is_known_while_an_interruptor_watches() -> None:
+    class Never:
+        def collection_stopped(self) -> bool:
+            return False
+
+    collector = Collector("CartPole-v1", Thinks(), frames_per_batch=100, total_frames=300, interruptor=Never())
+    (place,) = [collector.reading() for _ in collector][-1].places
+    assert place.policy_s > place.env_s > 0

@@ -11,7 +11,14 @@ A dataset is a directory of three entries:
 ``metadata.json``
     how it was collected.
 
-While it is collected, and after a kill or on a full disk, there is a fourth:
+Beside them there may be what a report is drawn from (``swath report``), and the report itself:
+
+``readings.jsonl``
+    where the collection stood, some hundred times: the first line says what ran, each other line is a reading.
+``trace.json``, ``report.html``
+    with ``--trace`` and ``--report``.
+
+While it is collected, and after a kill or on a full disk, there is another one:
 
 ``commits.jsonl``
     where the frames are that count. Its first line has the ``offsets`` of each env's episodes in ``episodes.csv``; each
@@ -35,6 +42,11 @@ FRAMES = "frames"
 EPISODES = "episodes.csv"
 METADATA = "metadata.json"
 COMMITS = "commits.jsonl"
+READINGS = "readings.jsonl"
+TRACE = "trace.json"
+REPORT = "report.html"
+#: All that may be in the folder of a dataset.
+ENTRIES = (COMMITS, EPISODES, FRAMES, METADATA, READINGS, TRACE, REPORT)
 #: What the folder of a collection that is under way is called, with the number of the process behind it.
 UNFINISHED = ".unfinished-"
 

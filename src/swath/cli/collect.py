@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from swath.cli.build import Setup
+    from swath.cli.keeping import Keeper
     from swath.cli.outcome import Outcome
     from swath.cli.writer import DatasetWriter
     from swath.collectors import BaseCollector
@@ -60,6 +61,10 @@ class _Session:
     def run(self) -> int:
         self._options.check()
         self._target.check()
+        if self._options.trace:
+            from swath.cli.keeping import check_trace
+
+            check_trace(self._options.trace)
         if self._options.policy is not None:
             split_name(self._options.policy)
         self._screen = make_screen(self._options)
@@ -70,6 +75,7 @@ class _Session:
 
             server().ensure_running()  # it imports PyTorch while we do
         from swath.cli.build import set_up
+        from swath.cli.keeping import Keeper
         from swath.cli.writer import ArrivalWriter, EvenWriter
 
         options, target = self._options, self._target
@@ -78,11 +84,13 @@ class _Session:
         try:
             target.check_space(setup.bytes_per_frame * options.frames, is_twice=not options.evenly)
             writer = writer_class(target.beside, options.frames, options.envs, lambda frame: self._begin(setup, frame))
+            keeper = Keeper(setup.collector, options, target.beside)
             try:
                 outcome = self._collect(setup.collector, writer)
             finally:
                 writer.close()
-            return self._save(outcome, writer, setup)
+                keeper.end()
+            return self._save(outcome, writer, setup, keeper)
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # an env that does not close must not undo what was saved
                 setup.collector.shutdown(timeout=0.0 if self._in_a_hurry else None, raise_on_error=False)
@@ -159,12 +167,12 @@ class _Session:
         """Envs that advance evenly stop together; of the others each has a part to deliver, until an empty batch."""
         return self._in_a_hurry or (self._is_stopping() and self._options.evenly)
 
-    def _save(self, outcome: Outcome, writer: DatasetWriter, setup: Setup) -> int:
+    def _save(self, outcome: Outcome, writer: DatasetWriter, setup: Setup, keeper: Keeper) -> int:
         target = self._target
         frames_per_batch = setup.collector.requested_frames_per_batch
         num_bytes, failure = 0, None
         if writer.frames:
-            folder, failure = self._put_together(outcome, writer, setup)
+            folder, failure = self._put_together(outcome, writer, setup, keeper)
             num_bytes = folder_size(folder) if failure is None else writer.num_bytes
             with self._stop.held_off():
                 target.publish(folder)
@@ -174,7 +182,9 @@ class _Session:
         self._report(outcome, num_bytes, frames_per_batch, failure)
         return outcome.exit_code
 
-    def _put_together(self, outcome: Outcome, writer: DatasetWriter, setup: Setup) -> tuple[Path, OSError | None]:
+    def _put_together(
+        self, outcome: Outcome, writer: DatasetWriter, setup: Setup, keeper: Keeper
+    ) -> tuple[Path, OSError | None]:
         """The folder that is the dataset. If one in order cannot be had (a full disk), it is what was written."""
         from swath.cli.metadata import write_metadata
 
@@ -183,6 +193,7 @@ class _Session:
         try:
             writer.put_together(folder)
             write_metadata(folder, self._options, outcome, frames_per_batch, setup.specs)
+            keeper.save(folder)
             flush(folder)
             return folder, None
         except OSError as error:

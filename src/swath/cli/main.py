@@ -21,7 +21,7 @@ from swath.cli.tune import TuneOptions, add_tune_arguments, tune
 class Parser(argparse.ArgumentParser):
     """Whose errors say what was probably meant."""
 
-    _COMMANDS: ClassVar = ("collect", "node", "doctor", "tune", "top")
+    _COMMANDS: ClassVar = ("collect", "node", "doctor", "tune", "top", "report")
     #: What other programs call an option.
     _GUESSES: ClassVar = {
         **dict.fromkeys(["--num-envs", "--n-envs", "--num_envs", "--n_envs"], "--envs"),
@@ -120,7 +120,18 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     top.add_argument("pid", metavar="PID", type=_pid, nargs="?", help="of one program; all of them by default")
     top.add_argument("--once", action="store_true", help="print it once, and leave")
     top.add_argument("--json", action="store_true", help="one JSON object on stdout, and leave")
-    return parser, {"collect": collect, "node": node, "doctor": doctor, "tune": tune_parser, "top": top}
+    report = commands.add_parser(
+        "report",
+        help="draw a page that says how a collection went, from its folder or from a trace",
+        description="Draw one page of HTML that needs no network: of a dataset's folder (swath collect), or of a trace "
+        "(collector.trace, swath collect --trace).",
+    )
+    report.add_argument("path", metavar="PATH", help="a dataset's folder, or a trace: run.json")
+    report.add_argument(
+        "--out", metavar="FILE", help="the page (default: report.html in the folder, or the trace's name with .html)"
+    )
+    others = {"node": node, "doctor": doctor, "tune": tune_parser, "top": top, "report": report}
+    return parser, {"collect": collect, **others}
 
 
 def _pid(text: str) -> int:
@@ -155,6 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from swath.cli.top.command import top
 
         return top(arguments.pid, json_wanted=arguments.json, once=arguments.once)
+    if arguments.command == "report":
+        from swath.cli.report import report
+
+        return report(arguments.path, arguments.out)
     from swath.cli.collect import collect
 
     return collect(CollectOptions.from_arguments(arguments))

@@ -62,7 +62,8 @@ def versions() -> dict[str, str | None]:
 
 
 def arguments_without_paths(options: CollectOptions) -> dict[str, Any]:
-    return {**asdict(options), "out": Path(options.out).name}
+    trace = Path(options.trace).name if options.trace else options.trace
+    return {**asdict(options), "out": Path(options.out).name, "trace": trace}
 
 
 def command(options: CollectOptions) -> str:

@@ -57,6 +57,10 @@ class CollectOptions:
     frames_per_batch: int | None = None
     categorical: bool = False
     overwrite: bool = False
+    #: Write a report into the dataset's folder.
+    report: bool = False
+    #: Write a trace; "": into the dataset's folder.
+    trace: str | None = None
     json: bool = False
     quiet: bool = False
     traceback: bool = False
@@ -80,6 +84,11 @@ class CollectOptions:
                 f"--envs {self.envs} is less than --workers {self.workers}, and every worker needs an env: "
                 f"--envs {self.workers} or more, or --workers {self.envs}"
             )
+
+    @property
+    def keeps_trace(self) -> bool:
+        """A report is drawn from one."""
+        return self.report or self.trace is not None
 
     def identity(self) -> dict[str, Any]:
         """Which collection this is, for JSON."""
@@ -178,6 +187,18 @@ def add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where to")
     where.add_argument("--out", required=True, metavar="DIR", help="the dataset's directory; must not exist")
     where.add_argument("--overwrite", action="store_true", help="replace DIR if it is a dataset of swath")
+    where.add_argument(
+        "--report",
+        action="store_true",
+        help="write DIR/report.html, which says how it went, and DIR/trace.json, of which its timeline is drawn",
+    )
+    where.add_argument(
+        "--trace",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="record which process did what when, for ui.perfetto.dev and swath report (default FILE: DIR/trace.json)",
+    )
     screen = parser.add_argument_group("what to show")
     screen.add_argument(
         "--json", action="store_true", help="the result as one JSON object on stdout, nothing else there"

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from swath.cli.errors import UsageError
-from swath.dataset_format import COMMITS, EPISODES, FRAMES, METADATA, UNFINISHED, read_metadata
+from swath.dataset_format import ENTRIES, UNFINISHED, read_metadata
 from swath.disk import show_bytes
 
 
@@ -58,7 +58,7 @@ class Target:
             read_metadata(Path(self.given))
         except ValueError as error:
             raise UsageError(f"--overwrite replaces datasets only, and {error}; remove it yourself") from None
-        others = sorted({entry.name for entry in self.path.iterdir()} - {COMMITS, EPISODES, FRAMES, METADATA})
+        others = sorted({entry.name for entry in self.path.iterdir()} - set(ENTRIES))
         if others:
             raise UsageError(
                 f"--overwrite would remove {others[0]!r}, which is in {self.given} but no part of the dataset; move it"

@@ -17,6 +17,7 @@ from swath.collectors.multi import MultiCollector
 from swath.collectors.multi_async import AsyncCollector, MultiAsyncCollector
 from swath.collectors.multi_sync import MultiSyncCollector
 from swath.collectors.profiling import ProfileConfig
+from swath.collectors.reporting import Report
 from swath.collectors.single import Collector
 from swath.collectors.tracing import Trace
 from swath.collectors.watching import Watch, watch
@@ -53,6 +54,7 @@ __all__ = [
     "RandomPolicy",
     "RayWeightUpdater",
     "RemoteModuleWeightUpdater",
+    "Report",
     "SyncDataCollector",
     "Trace",
     "VanillaWeightUpdater",

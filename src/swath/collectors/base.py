@@ -20,8 +20,8 @@ from swath.collectors.changeable import ChangeableArguments
 from swath.collectors.episodes import TellsOfEpisodes
 from swath.collectors.front_door import show_arguments
 from swath.collectors.outside_state import OutsideState
+from swath.collectors.reporting import Reportable
 from swath.collectors.standing import TellsWhereItStands
-from swath.collectors.tracing import Traceable
 from swath.copying import NotCopied
 from swath.data.buffer_writer import BufferWriter, buffer_writer
 from swath.data.postprocessing import Postprocessing
@@ -39,7 +39,7 @@ _SECONDS_BETWEEN_LOOKS = 0.002
 
 
 class BaseCollector(
-    InBackground, Traceable, TellsOfEpisodes, TellsWhereItStands, ChangeableArguments, NotCopied, IterableDataset
+    InBackground, TellsOfEpisodes, TellsWhereItStands, Reportable, ChangeableArguments, NotCopied, IterableDataset
 ):
     """An iterable over batches of experience. Use one of its subclasses."""
 

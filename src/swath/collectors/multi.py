@@ -380,6 +380,7 @@ class MultiCollector(WorkerBatches):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         following: int | None = seed_number(seed)
+        self._seed = following
         for handle in self._workers.handles:
             self._seeds[handle.number] = int(following or 0), static_seed
             (following,) = self._call_idle("set_seed", following, static_seed, handles=[handle])

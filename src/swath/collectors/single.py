@@ -325,7 +325,8 @@ class Collector(TellsOfRunner, BaseCollector):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         self._require_still("set_seed")
-        self.runner.seed_random(seed_number(seed))
+        self._seed = seed_number(seed)
+        self.runner.seed_random(self._seed)
         following = self.env.set_seed(seed, static_seed)
         self._restart()
         return following

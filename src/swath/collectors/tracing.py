@@ -20,7 +20,8 @@ from swath.timeline.recorder import Gauge, Kind, Recorder, new_memory, read
 from swath.timeline.recording import Recording
 from swath.warn import warn_user
 
-_SECONDS_BETWEEN_GAUGES = 0.05
+#: How often a session looks at its collector.
+SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class Traceable:
@@ -49,11 +50,9 @@ class Traceable:
         True
         """
         self._require_open_unless(False)
-        if self._trace is not None:
-            to = f", to {self._trace.path}" if isinstance(self._trace, Trace) else ""
-            raise RuntimeError(f"this collector is being traced already{to}: stop that one first")
+        self._require_unrecorded()
         file = Path(path)
-        _require_writable(file)
+        require_writable("trace", file)
         trace = Trace(self, file, about_program(self))
         self.record(trace)
         return trace
@@ -67,6 +66,12 @@ class Traceable:
         """What was recorded elsewhere than in this process."""
         self._trace = None
         return self._recordings_elsewhere()
+
+    def _require_unrecorded(self) -> None:
+        if isinstance(self._trace, Filed):
+            self._trace.refuse_another()
+        elif self._trace is not None:
+            raise RuntimeError("this collector is being traced already: stop that one first")
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
@@ -132,36 +137,54 @@ class Session:
         self.gather(collector)
 
 
-class Trace(Session):
-    """What a collector and all its processes do, from now until ``stop()``, or the end of a ``with`` block.
+class Filed(Session):
+    """A session that becomes a file: at ``stop()``, at the end of a ``with`` block, or when the collector closes.
 
     Args:
-        collector: what is traced.
-        path: the file that it becomes.
-        about: what is told of the program in the file.
+        collector: what is recorded.
+        path: the file.
     """
 
-    def __init__(self, collector: Traceable, path: Path, about: Mapping[str, Any]) -> None:
+    #: What the file is to the user, and how its name ends.
+    _called = "trace"
+    _suffix = ".json"
+
+    def __init__(self, collector: Traceable, path: Path) -> None:
         super().__init__(collector)
         self.path = path
-        self._about = about
         self._written = False
         self._over = threading.Event()
         #: Since when whoever iterates has the turn, or the collector.
         self._turn_since: float | None = None
         companions.begin_recording()
-        self._gauging = threading.Thread(target=self._gauge, name="swath-trace", daemon=True)
-        self._gauging.start()
+        self._looking = threading.Thread(target=self._keep_looking, name="swath-trace", daemon=True)
+        self._looking.start()
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    def _look(self, collector: Traceable) -> None:
+        """Again and again, while it lasts."""
+        for what, value in collector.gauges().items():
+            self.recorder.gauge(what, value)
+
+    def _look_last(self, collector: Traceable) -> None:
+        """Before nothing is recorded any more."""
+
+    def _write_to(self, path: Path) -> None:
+        """Write what was recorded; raises OSError."""
+        raise NotImplementedError
+
+    def refuse_another(self) -> None:
+        raise RuntimeError(f"this collector is being traced already, to {self.path}: stop that one first")
 
     # -- while it lasts --------------------------------------------------------------------------------------------
 
-    def _gauge(self) -> None:
-        while not self._over.wait(_SECONDS_BETWEEN_GAUGES):
+    def _keep_looking(self) -> None:
+        while not self._over.wait(SECONDS_BETWEEN_LOOKS):
             collector = self._collector()
             if collector is None:
                 return
-            for what, value in collector.gauges().items():
-                self.recorder.gauge(what, value)
+            self._look(collector)
             del collector  # not kept while this waits
 
     def next_begins(self, by_consumer: bool = True) -> None:
@@ -183,12 +206,14 @@ class Trace(Session):
 
     def gather(self, collector: Traceable | None = None) -> list[Recording]:
         self._over.set()
-        if self._gauging is not threading.current_thread():
-            self._gauging.join()
-        if self.recordings is None and self._turn_since is not None:
-            collector = self._collector() if collector is None else collector
-            self.next_begins(collector is None or not collector.is_running())
+        if self._looking is not threading.current_thread():
+            self._looking.join()
         if self.recordings is None:
+            collector = self._collector() if collector is None else collector
+            if collector is not None:
+                self._look_last(collector)
+            if self._turn_since is not None:
+                self.next_begins(collector is None or not collector.is_running())
             self.recordings = [*super().gather(collector), *companions.end_recording()]
         return self.recordings
 
@@ -206,17 +231,15 @@ class Trace(Session):
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded, once it is over."""
         if self.recordings is None:
-            raise RuntimeError("the trace is still being recorded: call stop() first")
+            raise RuntimeError(f"the {self._called} is still being recorded: call stop() first")
         try:
-            write_trace(Path(path), self.recordings, self._about)
+            self._write_to(Path(path))
         except OSError as error:
-            with suppress(OSError):
-                if Path(path).is_file():  # half a trace
-                    Path(path).unlink()
+            remove_part(Path(path))
             raise type(error)(
                 error.errno,
-                f"the trace could not be written to {path}: {error.strerror}. It is kept: "
-                "trace.write('another/path.json') writes it elsewhere",
+                f"the {self._called} could not be written to {path}: {error.strerror}. It is kept: "
+                f"{self._called}.write('another/path{self._suffix}') writes it elsewhere",
             ) from error
         self._written = True
 
@@ -242,13 +265,38 @@ class Trace(Session):
             warn_user(told(failed))  # what failed first is what the user must see
 
 
-def _require_writable(path: Path) -> None:
+class Trace(Filed):
+    """What a collector and all its processes do, from now until ``stop()``, or the end of a ``with`` block.
+
+    Args:
+        collector: what is traced.
+        path: the file that it becomes.
+        about: what is told of the program in the file.
+    """
+
+    def __init__(self, collector: Traceable, path: Path, about: Mapping[str, Any]) -> None:
+        self._about = about
+        super().__init__(collector, path)
+
+    def _write_to(self, path: Path) -> None:
+        assert self.recordings is not None
+        write_trace(path, self.recordings, self._about)
+
+
+def require_writable(what: str, path: Path) -> None:
     """Before anything is recorded."""
     try:
         with path.open("a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise type(error)(error.errno, f"trace: {path} cannot be written: {error.strerror}", str(path)) from None
+        raise type(error)(error.errno, f"{what}: {path} cannot be written: {error.strerror}", str(path)) from None
+
+
+def remove_part(path: Path) -> None:
+    """What there is of a file that could not be written."""
+    with suppress(OSError):
+        if path.is_file():
+            path.unlink()
 
 
 def about_program(collector: Any) -> dict[str, Any]:

@@ -55,6 +55,11 @@ class StepTiming:
         self._left = max(0, _STEPS_BETWEEN_TIMED - (length - left))
         return left
 
+    def add_all(self, policy_s: float, whole_s: float) -> None:
+        """Of steps that all were timed: they count as much as if some of them had been picked."""
+        self.policy_s += policy_s / _STEPS_BETWEEN_TIMED
+        self.env_s += max(0.0, whole_s - policy_s) / _STEPS_BETWEEN_TIMED
+
     def timed(self, act: Callable[[int], None]) -> Callable[[int], None]:
         def timed_act(t: int) -> None:
             started = perf_counter()
@@ -354,12 +359,16 @@ class Rollout:
             return self._run(act, 0, length)
         self._run(act, 0, chosen)
         if self._taken == chosen:
-            policy_s, started = timing.policy_s, perf_counter()
-            self._run(timing.timed(act), chosen, chosen + 1)
-            timing.env_s += perf_counter() - started - (timing.policy_s - policy_s)
+            self._run_timed(act, chosen)
             if not self.control.waiting[0]:
                 self._run(act, chosen + 1, length)
         return False
+
+    def _run_timed(self, act: Callable[[int], None], t: int) -> None:
+        timing = self.timing
+        policy_s, started = timing.policy_s, perf_counter()
+        self._run(timing.timed(act), t, t + 1)
+        timing.env_s += perf_counter() - started - (timing.policy_s - policy_s)
 
     def _run_recorded(
         self, act: Callable[[int], None], length: int, stop: Callable[[], bool] | None, recorder: Recorder
@@ -369,11 +378,13 @@ class Rollout:
         waiting, beat = self.control.waiting, self.control.beat
         t, done, stopped = 0, self._batch.num_taken + 1, False
         first, policy_s, reset_s = 0, 0.0, 0.0
-        started = before = perf_counter()
+        of_policy = 0.0
+        began = started = before = perf_counter()
         try:
             for t in range(length):
                 act(t)
                 acted = perf_counter()
+                of_policy += acted - before
                 ended = step(t)
                 now = stepped = perf_counter()
                 if ended is not None:
@@ -403,6 +414,7 @@ class Rollout:
             raise
         finally:
             self._taken = t
+            self.timing.add_all(of_policy, before - began)
             if t > first:
                 recorder.add(Kind.STEPS, started, before, t - first, policy_s, reset_s)
         return stopped
@@ -419,8 +431,12 @@ class Rollout:
 
     def _run_watched(self, act: Callable[[int], None], num_steps: int, stop: Callable[[], bool]) -> bool:
         """The loop, one step at a time; True if ``stop`` ended it."""
+        chosen = self.timing.pick(num_steps)
         for t in range(num_steps):
-            self._run(act, t, t + 1)
+            if t == chosen:
+                self._run_timed(act, t)
+            else:
+                self._run(act, t, t + 1)
             if stop():
                 return True
             if self.control.waiting[0]:

@@ -254,24 +254,32 @@ class EnvWorker:
         woken = time.monotonic()
         if raised and self._page.waiting[0]:
             self._read_messages()
-        self._spent.begin()
+        self._follow_timed(raised, woken - started)
+
+    def _follow_timed(self, raised: bool, waited_s: float) -> None:
+        spent = self._spent
+        spent.begin()
         if raised:
             self._host.follow_orders()
-        self._spent.end()
-        self._waited_s += woken - started
-        spent = self._spent
+        spent.end()
+        self._waited_s += waited_s
         self._page.write(env_s=spent.busy_s, busy_s=spent.busy_s + self._waited_s, on_core=spent.on_core or 0.0)
 
     def _serve_recorded(self, recorder: Recorder, go: Watch) -> None:
         """As ``serve``, with a clock: how long orders are waited for, in stretches."""
         host, page = self._host, self._page
         stretch, before = Stretch(recorder, Kind.ORDERS), perf_counter()
+        turn = 0
         while not self.leaving and self._recorder is recorder:
             raised = go.wait(_SECONDS_BETWEEN_LOOKS)
             woken = perf_counter()
-            if raised:
-                if page.waiting[0]:
-                    self._read_messages()
+            if raised and page.waiting[0]:
+                self._read_messages()
+            turn += 1
+            if turn >= _TURNS_BETWEEN_TIMED:
+                turn = 0
+                self._follow_timed(raised, woken - before)
+            elif raised:
                 host.follow_orders()
             now = perf_counter()
             stretch.add(now, int(raised), x=woken - before)

@@ -136,6 +136,8 @@ def _arrows(recordings: Sequence[Recording], steps: Sequence[list[Slice]], zero:
             if at == len(own):
                 break
             from_thread, from_s = sent[version]
+            if from_s > own[at].start_s:  # an update that changed nothing: it had this version before
+                continue
             arrow = {"name": "weights", "cat": "weights", "id": f"{version}.{place}"}
             yield {"ph": "s", **arrow, "pid": 1, "tid": from_thread, "ts": _us(from_s - zero)}
             to = own[at]

@@ -368,7 +368,7 @@ class NodesCollector(NodeBatches):
         Returns the seed for the next collector (the same one, if ``static_seed``).
         """
         self._still("set_seed")
-        following = seed_number(seed)
+        following = self._seed = seed_number(seed)
         for handle in self._nodes.handles:
             handle.seed = following, static_seed
             answer = self._nodes.ask(handle, "set_seed", following, static_seed) if handle.alive else []
