@@ -95,6 +95,12 @@ def test_who_trains_nothing_or_something_else_hears_nothing() -> None:
         train(other)
 
 
+def test_weights_that_were_made_for_inference_are_not_looked_at() -> None:
+    with torch.inference_mode():
+        policy = nn.Linear(4, 2)
+    assert sum(batch.numel() for batch in workers(policy, 2, sync=True)) == 40
+
+
 def test_where_the_trained_policy_collects_there_is_nothing_to_send() -> None:
     policy = nn.Linear(4, 2)
     for _ in Collector("CartPole-v1", policy, frames_per_batch=20, total_frames=400):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from swath.rollout.torch_internals import changes_of
 from swath.warn import warn_user
 
 #: So many batches with other weights than before, and none was sent: nobody updates that rarely by intention.
@@ -23,14 +24,14 @@ class ForgottenWeights:
 
     def __init__(self, policy: Any, was_sent: Callable[[], bool]) -> None:
         trained = [p for p in policy.parameters() if p.requires_grad] if isinstance(policy, nn.Module) else []
-        # An optimizer's step changes all of them; two will do. (torch counts what is done to a tensor in place.)
+        # An optimizer's step changes all of them; two will do.
         self._looked_at = [trained[0], trained[-1]] if trained else []
         self._was_sent = was_sent
         self._before = self._counts()
         self._num_changes = 0
 
     def _counts(self) -> list[int]:
-        return [parameter._version for parameter in self._looked_at]
+        return [changes_of(parameter) for parameter in self._looked_at]
 
     def look(self) -> None:
         """When a batch has come, which was collected with other weights if they changed since the last one."""

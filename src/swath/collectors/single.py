@@ -34,8 +34,7 @@ from swath.rollout.control import Control
 from swath.rollout.layout import Layout
 from swath.rollout.loop import Rollout
 from swath.rollout.plan import PolicyPlan
-from swath.timeline.recorder import Kind, Recorder
-from swath.timeline.recording import Recording
+from swath.timeline.recorder import Kind
 from swath.weight_update.scheme import WeightSyncScheme
 from swath.weight_update.strategy import apply_to_all
 from swath.weight_update.updaters import adopt_updater
@@ -218,12 +217,6 @@ class Collector(TellsOfRunner, BaseCollector):
 
     def _make_rollout(self, budget: Budget, plan: PolicyPlan | None, layout: Layout) -> Rollout:
         return self.runner.in_step(budget.steps_per_batch, plan, layout)
-
-    def _begin_recording(self, recorder: Recorder) -> None:
-        self.runner.record(recorder)
-
-    def _recordings_elsewhere(self) -> list[Recording]:
-        return self.runner.stop_recording()
 
     def _work(self) -> Any:
         work = super()._work()

@@ -8,8 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -19,6 +18,8 @@ from swath.collectors.runner import Runner
 from swath.data.replay_buffer import ReplayBuffer
 from swath.insight.facts import Way
 from swath.insight.reading import BufferReading, EpisodesReading, PlaceReading, Program, Reading
+from swath.timeline.recorder import Recorder
+from swath.timeline.recording import Recording
 from swath.workers.handle import WorkerHandle
 from swath.workers.layout import available_cores
 from swath.workers.status_page import Shares, env_share
@@ -188,6 +189,12 @@ class TellsOfRunner(TellsWhereItStands):
         age_s = time.perf_counter() - self._progress.made_at
         return [place_of_runner(self.runner, self._progress.frames, self._num_envs, age_s, now)]
 
+    def _begin_recording(self, recorder: Recorder) -> None:
+        self.runner.record(recorder)
+
+    def _recordings_elsewhere(self) -> list[Recording]:
+        return self.runner.stop_recording()
+
     def _count_lags(self, batch: TensorDictBase) -> None:
         if batch.batch_size.numel():
             steps = batch.batch_size[-1]
@@ -195,15 +202,10 @@ class TellsOfRunner(TellsWhereItStands):
             self._progress.lags.add(self.runner.versions, steps, envs, self.runner.policy_version)
 
 
-@cache
 def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    """Of what is loaded. (No file is opened: there may be no descriptor left.)"""
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _PACKAGES}
+    return {"python": sys.version.split()[0], **{name: str(found) for name, found in loaded.items() if found}}
 
 
 def _buffer_reading(buffer: Any) -> BufferReading | None:

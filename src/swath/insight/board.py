@@ -90,8 +90,9 @@ class OwnBoard:
             self._memory = mmap.mmap(descriptor, _BOARD_BYTES)
         finally:
             os.close(descriptor)
-        self._memory[: _HEAD.size] = _HEAD.pack(_MAGIC, FORMAT, self.pid, __version__.encode()[:16])
         self._asked = _semaphore(self._memory, 0)
+        # Last: who finds it may ask, and what was asked before the semaphore is made would be forgotten.
+        self._memory[: _HEAD.size] = _HEAD.pack(_MAGIC, FORMAT, self.pid, __version__.encode()[:16])
         self._answers = 0
 
     def wait(self) -> None:

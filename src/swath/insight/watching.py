@@ -19,7 +19,8 @@ from swath.process.supervise import EndedAtExit
 _REDRAW_EVERY_S = 0.5
 #: Lines of a log: the first comes after so long, later ones when it has lasted a tenth longer.
 _LINE_EVERY_S, _LONGEST_BETWEEN_LINES_S = 2.0, 60.0
-_SECONDS_TO_END = 2.0
+#: Drawing for the first time imports rich, and a machine may be busy.
+_SECONDS_TO_END = 10.0
 _NOTEBOOK_WIDTH = 110
 
 

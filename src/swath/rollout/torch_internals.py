@@ -75,6 +75,11 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def changes_of(tensor: torch.Tensor) -> int:
+    """How often it was changed in place; those that were made for inference do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 

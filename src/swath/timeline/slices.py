@@ -36,7 +36,7 @@ _PARTS: Mapping[Kind, tuple[str, str, str]] = {
     Kind.STEPS: ("policy", "reset", "env"),
     Kind.ORDERS: ("wait for a request", "", "env"),
     Kind.TURNS: ("policy", "wait for envs", "other"),
-    Kind.SERVE: ("answer", "wait for requests", ""),
+    Kind.SERVE: ("answer", "wait for requests", "other"),
 }
 #: What the count of a record is.
 _COUNTS: Mapping[Kind, str] = {

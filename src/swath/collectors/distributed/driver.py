@@ -19,7 +19,6 @@ from swath.collectors.distributed.engine import Engine
 from swath.collectors.distributed.node_batches import NodeBatches
 from swath.collectors.distributed.node_buffer import DirectWriting, NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
-from swath.collectors.distributed.node_recordings import NodeRecordings
 from swath.collectors.distributed.plans import NodePlans
 from swath.collectors.distributed.requests import NodePlan
 from swath.collectors.front_door import explains_unknown
@@ -37,8 +36,6 @@ from swath.process.ctrl_c import ctrl_c_waits
 from swath.process.seeding import derived_seed
 from swath.rollout.structure import Structure
 from swath.states import count, mismatch, numbered, require_counters
-from swath.timeline.recorder import Recorder
-from swath.timeline.recording import Recording
 from swath.weakly import weakly
 from swath.weight_update.nodes import NodeWeightSyncScheme
 from swath.weight_update.weights import (
@@ -68,7 +65,6 @@ class NodesCollector(NodeBatches):
     _inner = ("is_draining", "post_weights", "share_weights", "weights_failed")
     _place = "node"
     _where = "on the nodes"
-    _recordings: NodeRecordings | None = None
     #: What users call its weight scheme.
     _scheme_class: type[NodeWeightSyncScheme] = NodeWeightSyncScheme
     _both_update_rules_are_fine = False
@@ -431,16 +427,6 @@ class NodesCollector(NodeBatches):
                 shared = self.share_weights(_tensors(weights))
                 self._schemes["policy"].remember(shared, [handle.node], state_dict["policy_version"])
         self._load_counters(state_dict)
-
-    # -- tracing ---------------------------------------------------------------------------------------------------
-
-    def _begin_recording(self, recorder: Recorder) -> None:
-        self._recordings = NodeRecordings(self._nodes)
-        self._recordings.begin()
-
-    def _recordings_elsewhere(self) -> list[Recording]:
-        recordings, self._recordings = self._recordings, None
-        return [] if recordings is None else recordings.end()
 
     # -- looking into nodes ----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from swath.collectors.distributed.node_buffer import NodeTracks
 from swath.collectors.distributed.node_pool import Arrival, Loss, NodeHandle, NodePool
+from swath.collectors.distributed.node_recordings import NodeRecordings
 from swath.collectors.distributed.requests import Order
 from swath.collectors.remote import WORKER, RemoteCollector, as_batch
 from swath.collectors.standing import place_of_node
@@ -23,6 +24,8 @@ from swath.insight.reading import PlaceReading
 from swath.keys import Key
 from swath.process.ctrl_c import ctrl_c_waits
 from swath.rollout.layout import Field
+from swath.timeline.recorder import Recorder
+from swath.timeline.recording import Recording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,7 @@ class NodeBatches(RemoteCollector):
     _loss: Loss
     #: Whether nodes write to the replay buffer by themselves.
     _writes_itself = False
+    _recordings: NodeRecordings | None = None
     #: Whether no more is asked for, since the background is to be still.
     is_draining = False
     #: Of a batch that is being put together: what has come. It is not lost if Ctrl-C is pressed meanwhile.
@@ -104,6 +108,16 @@ class NodeBatches(RemoteCollector):
             place_of_node(line, handle.about.num_envs, now - handle.made_at)
             for line, handle in zip(self._nodes.describe(), self._nodes.handles, strict=True)
         ]
+
+    # -- tracing ---------------------------------------------------------------------------------------------------
+
+    def _begin_recording(self, recorder: Recorder) -> None:
+        self._recordings = NodeRecordings(self._nodes)
+        self._recordings.begin()
+
+    def _recordings_elsewhere(self) -> list[Recording]:
+        recordings, self._recordings = self._recordings, None
+        return [] if recordings is None else recordings.end()
 
     # -- orders ----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,29 @@ _GATHER_S_EACH = 0.0002
 _IMPATIENT_BATCHES = 32
 
 
+class _RecordedTurn:
+    """Requests have come, after waiting for them since the last ones were answered."""
+
+    def __init__(self, recorder: Recorder, answered_at: float) -> None:
+        self._recorder = recorder
+        self._waits_since = max(answered_at, recorder.last_end_s)
+        self._began = perf_counter()
+
+    def waited(self) -> None:
+        """For nothing."""
+        self._add(self._began, 0)
+
+    def served(self, num_requests: int) -> None:
+        """Before anybody has an answer: who looks then, finds it recorded."""
+        self._add(perf_counter(), num_requests)
+
+    def _add(self, now: float, num_requests: int) -> None:
+        recorder = self._recorder
+        waited_s = self._began - self._waits_since
+        recorder.add(Kind.SERVE, recorder.last_end_s, now, num_requests, x=now - self._began, y=waited_s)
+        self._began = self._waits_since = now
+
+
 class ServingLoop:
     """Runs in a thread until ``stop``. Knows nothing of the server that owns it, so that the server can be garbage."""
 
@@ -52,6 +75,8 @@ class ServingLoop:
         self._is_stopping = False
         #: In traces of collectors.
         self.companion = Companion("inference server")
+        self._recorded_turn: _RecordedTurn | None = None
+        self._answered_at = 0.0
         self._shutdown_event = shutdown_event
         #: Taken from the transport and not answered.
         self._backlog: deque[Asked] = deque()
@@ -76,36 +101,32 @@ class ServingLoop:
                 if self._shutdown_event is not None and self._shutdown_event.is_set():
                     break
                 self._receive_weights()
-                recorder = self.companion.recorder
-                if recorder is None:
-                    self._turn()
-                else:
-                    self._turn_recorded(recorder)
+                batch = self._next_batch()
+                recorder = self.companion.recorder  # which may be there since a moment ago
+                if recorder is not None:
+                    self._answer_recorded(batch, recorder)
+                elif batch:
+                    self._answer(batch)
         except BaseException as error:
             reason = ServerDied(f"the inference server's thread has ended with {told(error)}")
             raise
         finally:
             self._close(reason)
 
-    def _turn(self) -> None:
-        batch = self._next_batch()
-        if batch:
-            self._answer(batch)
-
     def _answer(self, batch: Sequence[Asked]) -> None:
         self._under_way = batch
         self._serve(batch)
         self._under_way = ()
 
-    def _turn_recorded(self, recorder: Recorder) -> None:
-        """As ``_turn``, with a clock."""
-        batch = self._next_batch()
-        got = perf_counter()
-        waited_s = got - recorder.last_end_s
+    def _answer_recorded(self, batch: Sequence[Asked], recorder: Recorder) -> None:
+        """With a clock."""
+        self._recorded_turn = turn = _RecordedTurn(recorder, self._answered_at)
         if batch:
             self._answer(batch)
-        now = perf_counter()
-        recorder.add(Kind.SERVE, recorder.last_end_s, now, len(batch), x=now - got, y=waited_s)
+        else:
+            turn.waited()
+        self._recorded_turn = None
+        self._answered_at = perf_counter()
 
     def give_up(self) -> None:
         """Fail everything, be it from another thread while the policy computes."""
@@ -200,6 +221,8 @@ class ServingLoop:
             for request in group:
                 request.fail(ServerDied(f"the policy ended the inference server with {ending!r}"))
             raise
+        if self._recorded_turn is not None:
+            self._recorded_turn.served(len(group))
         self.stats.count(  # before anybody has an answer: who looks then, finds it counted
             [start - request.submitted_at for request in group],
             sum([request.content.num_rows for request in group]),
