@@ -157,6 +157,7 @@ class Filed(Session):
         #: Since when whoever iterates has the turn, or the collector.
         self._turn_since: float | None = None
         companions.begin_recording()
+        self._gauge(collector)  # what is shorter than the time between two looks has a beginning and an end
         self._looking = threading.Thread(target=self._keep_looking, name="swath-trace", daemon=True)
         self._looking.start()
 
@@ -164,8 +165,7 @@ class Filed(Session):
 
     def _look(self, collector: Traceable) -> None:
         """Again and again, while it lasts."""
-        for what, value in collector.gauges().items():
-            self.recorder.gauge(what, value)
+        self._gauge(collector)
 
     def _look_last(self, collector: Traceable) -> None:
         """Before nothing is recorded any more."""
@@ -178,6 +178,10 @@ class Filed(Session):
         raise RuntimeError(f"this collector is being traced already, to {self.path}: stop that one first")
 
     # -- while it lasts --------------------------------------------------------------------------------------------
+
+    def _gauge(self, collector: Traceable) -> None:
+        for what, value in collector.gauges().items():
+            self.recorder.gauge(what, value)
 
     def _keep_looking(self) -> None:
         while not self._over.wait(SECONDS_BETWEEN_LOOKS):
@@ -211,6 +215,8 @@ class Filed(Session):
         if self.recordings is None:
             collector = self._collector() if collector is None else collector
             if collector is not None:
+                with suppress(Exception):  # a buffer on Ray that is gone cannot be asked
+                    self._gauge(collector)
                 self._look_last(collector)
             if self._turn_since is not None:
                 self.next_begins(collector is None or not collector.is_running())
