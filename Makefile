@@ -67,7 +67,7 @@ check: setup lint types
 test: setup lint types test-together test-alone
 
 test-together: setup
-	$(BIN)/$(PYTEST) $(PARALLEL) -m "not slow and not alone" --junitxml=$(RESULTS)/test.xml
+	$(BIN)/$(PYTEST) $(PARALLEL) -m "not slow and not alone and not browser" --junitxml=$(RESULTS)/test.xml
 
 test-alone: setup
 	$(BIN)/$(PYTEST) -m "not slow and alone" --junitxml=$(RESULTS)/test-alone.xml
@@ -92,7 +92,7 @@ test-browser: setup
 test-all: setup lint types
 	$(BIN)/$(PYTEST) $(PARALLEL) -m "not alone"
 	$(BIN)/$(PYTEST) -m alone
-	$(MAKE) --no-print-directory test-torchrl test-envs
+	$(MAKE) --no-print-directory test-torchrl test-envs test-browser
 
 # Longer tests of collectors on nodes, and what needs Ray.
 test-distributed: setup

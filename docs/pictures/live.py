@@ -6,6 +6,7 @@ Numbers are those of the machine that this ran on.
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -73,7 +74,8 @@ def live_svg(width: int) -> str:
     """The view in a terminal of so many columns."""
     console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(live_view(history_of_a_learner(), width))
-    return console.export_svg(title="swath.watch(collector)")
+    svg = console.export_svg(title="swath.watch(collector)")
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # fonts of the network; there are others
 
 
 def live_page(width: int) -> Callable[[Path], Path]:

@@ -27,6 +27,8 @@ from torch import nn
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tools"))
 
+from live import live_page  # noqa: E402
+
 from chromium import Chromium  # noqa: E402
 from swath import GymEnv, GymWrapper, MultiAsyncCollector, MultiSyncCollector  # noqa: E402
 from swath.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
@@ -123,6 +125,8 @@ def of_page(make: Callable[[Path], Path], *, dark: bool = False, selector: str |
 
 
 PICTURES: dict[str, Take] = {
+    "live-80": of_page(live_page(80), selector="svg"),
+    "live-160": of_page(live_page(160), selector="svg"),
     "report-light": of_page(report_of_a_learner, height=1500),
     "report-dark": of_page(report_of_a_learner, dark=True, height=1500),
     "report-timeline": of_page(report_of_a_straggler, selector="#timeline"),
