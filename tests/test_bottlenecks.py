@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +18,9 @@ from torch import nn
 from swath.collectors import AsyncBatchedCollector, Collector, MultiCollector
 from swath.data import LazyTensorStorage, ReplayBuffer, SamplesPerInsert
 from swath.envs import GymWrapper, ParallelEnv, SerialEnv
+from swath.insight.history import History
 from swath.insight.reading import facts_between
+from swath.insight.screen import live_view
 from swath.insight.verdict import Limit, verdict
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
@@ -131,6 +135,34 @@ def test_the_verdict_names_what_limits(case: str) -> None:
         found = verdict(facts_between(before, collector.reading()))
     assert found.limit == limit, found
     assert advice in str(found)
+
+
+#: What the verdict on each says.
+SAYS = {
+    "slow env, sync": "busy, env",
+    "slow policy, sync": "policy takes",
+    "slow learner, sync": "wait for you",
+    "straggler, sync": "slower than the others",
+    "sleeping, sync": "steps sleep",
+}
+
+
+@pytest.mark.filterwarnings("ignore:the envs wait rather than compute")
+@pytest.mark.parametrize("case", SAYS)
+def test_it_is_named_live_and_in_the_report(case: str, tmp_path: Path) -> None:
+    make, train_s, _, advice = CASES[case]
+    history = History()
+    with make() as collector, collector.report(tmp_path / "run.html") as report:
+        collector.next()
+        history.add(collector.reading())
+        while history.latest is None or history.latest.age_s < 3:
+            collector.next()
+            time.sleep(train_s)
+            history.add(collector.reading())
+        page = report.stop().read_text()
+    for shown in (live_view(history, 160).plain, html.unescape(page)):
+        assert SAYS[case] in shown
+        assert advice in shown
 
 
 def test_a_learner_that_samples_too_little_holds_back() -> None:

@@ -50,7 +50,7 @@ def history_of_a_learner() -> History:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=4096)
     envs = [an_env] * 12 + [partial(an_env, 0.00003)] * 4
     collector = MultiAsyncCollector(
-        envs, policy, num_workers=4, frames_per_batch=200, total_frames=1_000_000, replay_buffer=buffer
+        envs, policy, num_workers=4, frames_per_batch=200, total_frames=4_000_000, replay_buffer=buffer
     )
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     history, due = History(), time.monotonic()

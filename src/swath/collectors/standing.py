@@ -150,7 +150,7 @@ class TellsWhereItStands:
         budget, age_s = self._budget, time.perf_counter() - self._progress.made_at
         return Program(
             collector=type(self).__name__,
-            env=self._env_in_words,
+            env=self._env_in_words.replace(", batch_size=()", ""),  # as most envs call themselves
             layout=self._layout_in_words,
             command=shlex.join(sys.argv),
             pid=os.getpid(),

@@ -34,7 +34,7 @@ def title(reading: Reading, width: int) -> Any:
 
 def in_words(program: Program) -> str:
     """Collector, env, and where the envs are."""
-    env = program.env.replace(", batch_size=()", "")  # as most envs call themselves
+    env = program.env
     where = program.layout or count(program.num_envs, "env")
     return " · ".join(part for part in (program.collector, env, where) if part)
 
