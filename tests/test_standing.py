@@ -39,7 +39,10 @@ COLLECTORS: dict[str, tuple[Callable[[], Any], Way, list[str]]] = {
         ["env worker 0", "env worker 1"],
     ),
     "batched": (
-        lambda: AsyncBatchedCollector([a_cartpole] * 4, a_policy(), num_workers=2, **FRAMES),
+        # (Each env in each call: else one of two workers could take nearly all steps, and the other no timed one.)
+        lambda: AsyncBatchedCollector(
+            [a_cartpole] * 4, a_policy(), num_workers=2, min_batch_size=4, server_timeout=20.0, **FRAMES
+        ),
         Way.BATCHED,
         ["env worker 0", "env worker 1"],
     ),

@@ -256,20 +256,21 @@ class BaseCollector(
 
     def _next_batch(self) -> Any:
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
-        trace, progress = self._trace, self._progress
         in_background = self.is_running()
-        progress.begin_batch(in_background)
-        if trace is not None:
-            trace.next_begins(not in_background)
-        is_whole = False
+        self._progress.begin_batch(in_background)
+        if self._trace is not None:
+            self._trace.next_begins(not in_background)
         try:
-            batch = self._make_batch()
-            is_whole = True
-        finally:
-            progress.end_batch(is_whole)
-        if trace is not None:
-            trace.next_ends()
-        return batch
+            return self._make_batch()
+        except BaseException:
+            self._progress.end_batch(is_whole=False)
+            raise
+
+    def _batch_is_made(self) -> None:
+        """The last thing of a batch; what is raised here loses it as anything before does."""
+        self._progress.end_batch()
+        if self._trace is not None:
+            self._trace.next_ends()
 
     def _make_batch(self) -> Any:
         post = self._postprocessing
@@ -282,6 +283,7 @@ class BaseCollector(
                 raw = self._gather()
             with self._recorded(Kind.HAND_OVER):
                 batch = None if raw is None else self._hand_over(raw)
+            self._batch_is_made()
         except BaseException as error:
             if self._closed and isinstance(error, (WorkerError, EnvClosed, CollectorClosed)):  # by another thread
                 raise self._is_closed() from None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from swath.rollout.torch_internals import changes_of
 from swath.warn import warn_user
@@ -23,10 +24,15 @@ class ForgottenWeights:
     """
 
     def __init__(self, policy: Any, was_sent: Callable[[], bool]) -> None:
-        trained = [p for p in policy.parameters() if p.requires_grad] if isinstance(policy, nn.Module) else []
+        parameters = policy.parameters() if isinstance(policy, nn.Module) else []
+        trained = [each for each in parameters if each.requires_grad and not is_lazy(each)]
         # An optimizer's step changes all of them; two will do.
         self._looked_at = [trained[0], trained[-1]] if trained else []
         self._was_sent = was_sent
+        self.begin()
+
+    def begin(self) -> None:
+        """Who collects has the weights that there are now."""
         self._before = self._counts()
         self._num_changes = 0
 

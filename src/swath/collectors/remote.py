@@ -25,6 +25,7 @@ from swath.paths import parts_of_path
 from swath.process.fair_lock import FairLock
 from swath.rollout.layout import Field
 from swath.warn import warn_user
+from swath.weakly import weakly
 from swath.weight_update.hidden import HiddenWeights
 from swath.weight_update.weights import (
     choose_sources,
@@ -68,7 +69,8 @@ class RemoteCollector(BaseCollector):
     def _schedule(self, budget: Budget, num_places: int, random_frames: int, requests_each: int = 2) -> None:
         """Once it is known what a batch is, and the base is made."""
         self._scheduler = Scheduler(budget.total_frames, random_frames, self._progress, num_places, requests_each)
-        self._forgotten_weights = ForgottenWeights(self.policy, self._has_sent_weights)
+        # (Weakly: a collector that nobody has any more ends then.)
+        self._forgotten_weights = ForgottenWeights(self.policy, weakly(self._has_sent_weights))
 
     def _has_sent_weights(self) -> bool:
         return any(place.policy_version for place in self._places(time.monotonic())) or self._policy_version > 0
@@ -98,10 +100,9 @@ class RemoteCollector(BaseCollector):
         if self._assembler is not None:
             self._assembler.fragments.update(fragments)
 
-    def _next_batch(self) -> Any:
-        batch = super()._next_batch()
+    def _batch_is_made(self) -> None:
+        super()._batch_is_made()
         self._forgotten_weights.look()
-        return batch
 
     def iterator(self) -> Iterator[Any]:
         yield from super().iterator()
@@ -256,6 +257,7 @@ class RemoteCollector(BaseCollector):
         self._frames = state_dict["frames"]
         self._iter = state_dict["iter"]
         self._policy_version = state_dict["policy_version"]
+        self._forgotten_weights.begin()  # they have those of the state, too
         self._scheduler.random_frames_left = state_dict["random_frames_left"]
         self._drop_episodes()
         self._iterator = None

@@ -106,6 +106,7 @@ class TellsWhereItStands:
         >>> reading.frames, reading.places[0].name, facts_between(None, reading).frames
         (300, 'this process', 300)
         """
+        is_closed = self._closed  # looked at first: what is told of one that is over is how it ended
         now, progress = time.monotonic(), self._progress
         collecting_s, yours_s, held_back_s = progress.spent()
         return Reading(
@@ -125,7 +126,7 @@ class TellsWhereItStands:
             buffer=_buffer_reading(self.replay_buffer),
             shared_bytes=self._shared_bytes,
             failure=self._failure_text(),
-            is_closed=self._closed,
+            is_closed=is_closed,
         )
 
     def when_closed(self, watcher: Any) -> None:
