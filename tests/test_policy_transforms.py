@@ -144,9 +144,16 @@ def test_nothing_is_added_unasked_and_what_is_missing_is_named(flag: bool | None
             one(own, Counts(), auto_register_policy_transforms=flag)
 
 
-@pytest.mark.parametrize("given", ["yes", 2, [True]])
-def test_a_flag_that_is_none_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="must be True, False or None"):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("yes", "must be True or False, got the string 'yes'"),
+        (2, "must be True, False or None; got 2"),
+        ([True], r"must be True, False or None; got \[True\]"),
+    ],
+)
+def test_a_flag_that_is_none_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
         one(own, Counts(), auto_register_policy_transforms=given)
 
 

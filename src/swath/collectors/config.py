@@ -140,9 +140,6 @@ class CollectorConfig:
     def __post_init__(self) -> None:
         if self.frames_per_batch is None:
             raise TypeError(f"{self.who} needs frames_per_batch")
-        if self.auto_register_policy_transforms not in (True, False, None):
-            given = self.auto_register_policy_transforms
-            raise TypeError(f"auto_register_policy_transforms must be True, False or None; got {given!r}")
         for field in dataclasses.fields(self):
             if str(field.type).startswith("bool"):
                 flag(field.name, getattr(self, field.name))
@@ -152,6 +149,9 @@ class CollectorConfig:
             raise TypeError("use_buffers=True does not go with a replay_buffer: nothing is returned")
         if self.split_trajs and not self.track_traj_ids:
             raise ValueError("split_trajs needs track_traj_ids=True")
+        if self.auto_register_policy_transforms not in (True, False, None):
+            given = self.auto_register_policy_transforms
+            raise TypeError(f"auto_register_policy_transforms must be True, False or None; got {given!r}")
         self._check_policy()
         if isinstance(self.policy_factory, torch.nn.Module):
             kind = type(self.policy_factory).__name__
