@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -20,9 +21,9 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 
-from counting import CountingEnv, CountingTensorDictEnv, assert_same
+from counting import CountingEnv, CountingTensorDictEnv, assert_same, make_counting
 from policies_for_tests import Marking, actor_critic, deterministic, recurrent, stochastic
-from swath.collectors import Collector, RandomPolicy
+from swath.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
 from swath.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, Unbounded
 from swath.errors import CollectorClosed, EnvDataError, NonFiniteData
 from warned import warned_here
@@ -224,6 +225,27 @@ def test_set_truncated_marks_the_last_step_and_does_not_reset() -> None:
         assert not batch["next", "done"][:, :-1].any()
     assert torch.equal(batches[1]["observation"][:, 0], batches[0]["next", "observation"][:, -1])
     assert torch.equal(batches[1]["collector", "traj_ids"][:, 0], batches[0]["collector", "traj_ids"][:, -1])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **kwargs: MultiSyncCollector(cat_results=-1, num_workers=2, **kwargs),
+        lambda **kwargs: MultiSyncCollector(cat_results=-1, num_workers=2, preemptive_threshold=0.5, **kwargs),
+        lambda **kwargs: AsyncBatchedCollector(policy=RandomPolicy(), **kwargs),
+        lambda **kwargs: AsyncBatchedCollector(policy=RandomPolicy(), env_backend="threading", **kwargs),
+    ],
+    ids=["joined in time", "preemptive", "batched", "in threads"],
+)
+def test_set_truncated_marks_the_last_step_of_each_env_where_they_are_in_one_row(make: Any) -> None:
+    envs = [partial(make_counting, longest=10**6)] * 4
+    for batch in make(create_env_fn=envs, frames_per_batch=40, total_frames=162, set_truncated=True):
+        ids = batch["collector", "traj_ids"].tolist()
+        lasts = [frame for frame, name in enumerate(ids) if name not in ids[frame + 1 :]]
+        for flag in ("truncated", "done"):
+            assert batch["next", flag].reshape(-1).nonzero().reshape(-1).tolist() == lasts
+        assert not batch["next", "terminated"].any()
 
 
 def test_set_truncated_needs_the_key() -> None:

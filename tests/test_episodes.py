@@ -389,6 +389,19 @@ def test_episodes_that_were_too_old_are_not_taken_for_whole_ones() -> None:
     assert collector.stats()["episodes"]
 
 
+@pytest.mark.parametrize(
+    ("last", "error", "said"),
+    [(-1, ValueError, "at least 0"), (2.5, TypeError, "integer"), ("3", TypeError, "'3'"), (True, TypeError, "True")],
+)
+def test_how_many_is_a_number(last: Any, error: type[Exception], said: str) -> None:
+    collector = Collector(make_counting, frames_per_batch=300, total_frames=300)
+    list(collector)
+    with pytest.raises(error, match=f"last must be.*{said}"):
+        collector.episodes(last=last)
+    assert len(collector.episodes(last=0)) == 0
+    assert len(collector.episodes(last=10**9)) == len(collector.episodes()) > 0
+
+
 def test_without_trajectory_ids() -> None:
     collector = Collector(make_counting, frames_per_batch=30, total_frames=60, track_traj_ids=False)
     next(iter(collector))

@@ -348,3 +348,14 @@ def test_what_is_guessed_of_a_dataset_is_explained(tmp_path: Any) -> None:
         with pytest.raises(AttributeError, match=re.escape(f'attribute {guess!r}: frames["observation"], frames["act')):
             getattr(data, guess)
     assert data.frames["next", "reward"].shape == (9, 1)
+
+
+@pytest.mark.processes
+def test_an_env_that_only_the_program_registers_says_how_workers_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("OnlyHere-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+    GymEnv("OnlyHere-v0").close()
+    with pytest.raises(gym.error.NameNotFound, match="'module:OnlyHere-v0' imports that wherever the env is made"):
+        MultiSyncCollector(["OnlyHere-v0"] * 2, **FRAMES)
+    with pytest.raises(gym.error.NameNotFound, match="there is no env 'CartPol-v1'; did you mean 'CartPole-v1'"):
+        GymEnv("CartPol-v1")

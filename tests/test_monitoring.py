@@ -93,6 +93,12 @@ def test_scalars_are_numbers_and_nothing_else() -> None:
     collector.shutdown()
 
 
+@pytest.mark.parametrize("given", [None, 3, [1.0]])
+def test_scalars_of_what_has_no_stats(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"what its stats\(\) returned; got"):
+        scalars(given)
+
+
 def test_the_tensorboard_writer_takes_them(tmp_path: Path) -> None:
     """Written by the real one, and read back."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

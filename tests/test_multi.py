@@ -425,6 +425,33 @@ def test_split_trajs_and_whole_episodes() -> None:
             assert_consistent([batch])
 
 
+@pytest.mark.parametrize("threshold", [None, 0.5])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_whole_episodes_of_envs_that_are_joined_in_time(rows: int, threshold: float | None) -> None:
+    """Where one env's frames end another's begin: an episode that goes on in the next batch is not cut there."""
+
+    def make() -> EnvBase:
+        return make_counting(9) if rows == 1 else SerialEnv(rows, lambda: make_counting(9))
+
+    collector = MultiSyncCollector(
+        [make] * 3,
+        frames_per_batch=30 * rows,
+        total_frames=600 * rows + 1,
+        num_workers=3,
+        cat_results=-1,
+        trajs_per_batch=1,
+        traj_format="cat",
+        preemptive_threshold=threshold,
+    )
+    num_frames = 0
+    for batch in collector:
+        assert batch["observation"][:, 1].tolist() == list(range(len(batch)))
+        assert batch["next", "done"].reshape(-1).tolist() == [False] * (len(batch) - 1) + [True]
+        num_frames += len(batch)
+    assert num_frames > 600 * rows - 3 * rows * 9 - 2  # all but those under way at the end
+    assert num_frames == collector.episodes().lengths.sum()
+
+
 def test_reset_at_each_iter_and_async_collector() -> None:
     collector = AsyncCollector(
         lambda: make_counting(10**6), frames_per_batch=10, total_frames=50, reset_at_each_iter=True

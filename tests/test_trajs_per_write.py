@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from swath.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from swath.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    RandomPolicy,
+)
 from swath.collectors.distributed import DistributedCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymEnv, SerialEnv
@@ -82,6 +88,32 @@ def test_the_episodes_that_are_stored_are_whole(kind: type, in_background: bool)
     for each in ids.unique():
         flags = stored["next", "done"].reshape(-1)[ids == each]
         assert flags.tolist() == [False] * 4 + [True]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hook", [None, lambda batch: None], ids=["no hook", "a hook of the owner's"])
+@pytest.mark.parametrize(
+    "kind", [Collector, MultiSyncCollector, MultiAsyncCollector, AsyncBatchedCollector, DistributedCollector]
+)
+def test_the_whole_buffer_is_used(kind: type, hook: Any) -> None:
+    """Whole episodes are in no env's own track: it would have a fourth of the buffer, and get the episodes of all."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(400))
+    options: dict[str, Any] = {"policy": RandomPolicy()} if kind is AsyncBatchedCollector else {}
+    with kind(
+        SerialEnv(4, make) if kind is Collector else [make] * 4,
+        frames_per_batch=40,
+        total_frames=400,
+        replay_buffer=buffer,
+        trajs_per_batch=1,
+        max_frames_per_traj=5,
+        post_collect_hook=hook,
+        **options,
+    ) as collector:
+        list(collector)
+    stats = buffer.stats()
+    assert stats["size"] == stats["write_count"] > 300
+    frames = buffer[:]
+    assert int(frames["next", "done"].sum()) == len(frames["collector", "traj_ids"].unique())
 
 
 @pytest.mark.parametrize("given", [{"trajs_per_batch": 2}, {"replay_buffer": Extended()}, {}])

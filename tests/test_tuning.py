@@ -266,6 +266,16 @@ def test_steps_that_take_seconds_are_tried_a_few_at_a_time() -> None:
     assert candidates.steps_to_try(costs(1e-3), arrangement, 100) == 100
 
 
+@pytest.mark.parametrize("num_envs", [(1, 2, 64), 64])
+def test_what_takes_most_of_the_time_for_a_step_is_not_tried(monkeypatch: pytest.MonkeyPatch, num_envs: Any) -> None:
+    """In two workers, a step of 64 envs that take a second is half a minute: tried if nothing else was asked for."""
+    monkeypatch.setattr(Room, "of_this_machine", lambda policy: Room(2, None))
+    tuner = Tuner.of("CartPole-v1", None, collector="sync", num_envs=num_envs, seconds=3.0)
+    tuner.costs = costs(1.0, sleeps=1.0)
+    found = {(each.num_envs, each.num_workers) for each in tuner.candidates()}
+    assert (64, 2) in found if num_envs == 64 else found == {(1, 1), (2, 1), (2, 2)}
+
+
 @pytest.mark.processes
 def test_an_env_that_can_be_in_a_process_only_once() -> None:
     class Once(Busy):

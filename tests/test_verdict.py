@@ -71,6 +71,20 @@ CASES: dict[str, tuple[Facts, Limit, str, str]] = {
         "5 %",
         "MultiCollector with num_workers=4",
     ),
+    "idle": (
+        facts(
+            Way.ASYNC, (1.0, 0, 0, 3000), (1.0, 0, 0, 3000), (0, 0, 1.0, 0), (0, 0, 1.0, 0), sleeps=True, on_core=0.05
+        ),
+        Limit.IDLE,
+        "2 of 4 workers have collected nothing",
+        "a lower frames_per_batch",
+    ),
+    "idle, all of them": (
+        facts(Way.ASYNC, (0.1, 0, 0.9, 10), (0, 0, 1.0, 0)),
+        Limit.OVERHEAD,
+        "wait 95 %",
+        "frames_per_batch",
+    ),
     "overhead": (
         facts(Way.SYNC, *[(0.1, 0.1, 0.8, 100)] * 2, yours=0.1),
         Limit.OVERHEAD,

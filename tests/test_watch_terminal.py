@@ -109,6 +109,31 @@ def test_a_line_that_has_not_ended_stays_open(terminal: SmallTerminal) -> None:
         assert "50 %" not in terminal.text
 
 
+def test_the_last_view_does_not_follow_on_an_open_line(terminal: SmallTerminal) -> None:
+    with terminal.printed_to():
+        with swath.watch(a_collector(None), every_s=0.005):
+            sys.stdout.write("99 %")
+            terminal.wait_for("99 %\nCollector")
+        terminal.wait_for("99 %\nCollector")
+    assert "99 %Collector" not in terminal.text
+
+
+def test_within_a_progress_bar_of_richs(terminal: SmallTerminal) -> None:
+    """It puts a stream of its own in the place of ``sys.stderr``, which makes text of signs: there it gets lines."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with terminal.printed_to():
+        with Progress(console=Console(file=sys.stderr, force_terminal=True)) as progress:
+            task = progress.add_task("training", total=20)
+            for _ in swath.watch(a_collector(2000)):
+                progress.advance(task)
+        terminal.wait_for("swath: 2,000 / 2,000 frames")
+    assert "swath: watching Collector" in terminal.text
+    assert "[0m" not in terminal.text
+    assert "training" in terminal.text
+
+
 def test_what_is_written_past_it_and_typed_stays(terminal: SmallTerminal) -> None:
     """By a debugger, who writes to the terminal itself, or by a worker."""
     with terminal.printed_to(), swath.watch(a_collector(None), every_s=0.005):

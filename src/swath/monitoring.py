@@ -20,6 +20,11 @@ def scalars(of: Any, prefix: str = "") -> dict[str, float]:
     >>> scalars({"frames": 200, "running": True, "failure": None, "workers": [{"fps": 2.5}]}, "collector")
     {'collector/frames': 200, 'collector/running': 1, 'collector/workers/0/fps': 2.5}
     """
+    if not isinstance(of, Mapping) and not callable(getattr(of, "stats", None)):
+        raise TypeError(
+            f"scalars() takes a collector, a replay buffer, an evaluator, an inference server, or what its stats() "
+            f"returned; got {of!r}"
+        )
     stats = of if isinstance(of, Mapping) else of.stats()
     return {f"{prefix}/{name}" if prefix else name: value for name, value in _numbers(stats)}
 

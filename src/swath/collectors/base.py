@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
@@ -66,7 +67,7 @@ class BaseCollector(
         self._writer_name = uuid.uuid4().hex
         self._buffer_writer: BufferWriter | None = None
         if replay_buffer is not None:
-            self._buffer_writer = buffer_writer(replay_buffer, self._num_envs, extend_buffer)
+            self._buffer_writer = buffer_writer(replay_buffer, self._num_envs, extend_buffer, assembler is not None)
         if self._structure is not None and self._structure.has_objects:
             self._refuse_for_objects(self._structure)
         self._progress = Progress()
@@ -169,8 +170,15 @@ class BaseCollector(
         return [] if left is None else [left]
 
     def _assemble(self, assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
-        """Let episodes be put together."""
-        assembler.add(batch)
+        """Let episodes be put together; of the frames of each env by themselves."""
+        envs = self._envs_of_mixed(batch)
+        if envs is None or not len(envs):
+            assembler.add(batch)
+            return
+        in_time = envs.reshape(-1, batch.shape[-1])[0]
+        lengths = np.diff(np.flatnonzero(np.diff(in_time)) + 1, prepend=0, append=len(in_time))
+        for piece in batch.split(lengths.tolist(), -1):
+            assembler.add(piece)
 
     def _give_up_episodes(self) -> None:
         """A batch was interrupted, and may be lost: episodes with a gap must not go on."""
@@ -316,6 +324,13 @@ class BaseCollector(
         """Whether frames of several envs lie behind one another in a batch."""
         return False
 
+    def _envs_of_mixed(self, batch: TensorDictBase) -> np.ndarray | None:
+        """Of each frame, where those of several envs lie behind one another."""
+        envs = self._envs_in(batch) if self._mixes_envs else None
+        if envs is not None and len(envs) != batch.batch_size.numel():
+            return None  # what is left of a batch that failed has a row for each env
+        return envs
+
     def _hand_over(self, raw: TensorDictBase) -> Any:
         """What the consumer gets of a batch; None where the replay buffer gets it."""
         post, objects = self._postprocessing, self._objects(raw)  # before it is split and padded
@@ -335,7 +350,7 @@ class BaseCollector(
         self._iter += 1
         self._count_lags(batch)
         self._count_episodes(batch)
-        return self._postprocessing.check(batch)
+        return self._postprocessing.check(batch, self._envs_of_mixed(batch))
 
     def _count_lags(self, batch: TensorDictBase) -> None:
         """How old the frames of a batch are, where that is not known when they come."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
@@ -19,7 +18,7 @@ from swath.collectors.devices import DeviceLike
 from swath.collectors.front_door import explains_unknown
 from swath.collectors.numbers import positive_int
 from swath.collectors.single import Collector
-from swath.data.trajectories import TrajectoryAssembler, TrajFormat
+from swath.data.trajectories import TrajFormat
 from swath.envs.base import EnvBase
 from swath.envs.making import resolve_factories
 from swath.envs.policy_transforms import PolicyTransforms
@@ -219,14 +218,6 @@ class AsyncBatchedCollector(Collector):
             min_batch_wait_s=self._min_batch_wait_s,
             device=runner.devices.storing,
         )
-
-    def _assemble(self, assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
-        """The frames of each env by themselves: in a row, one env's follow another's."""
-        index = batch.get(ENV_INDEX)
-        changes = (index[1:] != index[:-1]).nonzero().reshape(-1) + 1
-        lengths = torch.diff(changes, prepend=changes.new_zeros(1), append=changes.new_tensor([len(index)]))
-        for piece in batch.split(lengths.tolist(), 0):
-            assembler.add(piece)
 
     @property
     def _num_envs(self) -> int:

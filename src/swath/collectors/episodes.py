@@ -8,6 +8,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from swath.collectors.budget import Progress
+from swath.collectors.numbers import whole_number
 from swath.data.episode_backlog import EpisodeBacklog
 from swath.data.episodes import Ended, EpisodeHistory, Episodes, EpisodeTally, Frames, needs_ids
 from swath.rollout.delivery import TRAJ_IDS
@@ -48,6 +49,8 @@ class TellsOfEpisodes:
         ...     ended = collector.episodes()
         ...     assert ended.returns.tolist() == ended.lengths.tolist()  # CartPole: 1 for each step
         """
+        if last is not None:
+            last = whole_number("last", last)
         history = self._history
         if history.refusal is not None:
             raise RuntimeError(history.refusal)

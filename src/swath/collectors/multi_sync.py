@@ -133,7 +133,7 @@ class MultiSyncCollector(MultiCollector):
             batch = self._batch = _Batch(self._pool.take(), steps)
             self._give_orders(batch, num_envs)
         try:
-            self._await(batch)
+            self._await(batch, is_rest=num_envs is not None)
         except KeyboardInterrupt:
             self._abandon()
             raise
@@ -175,9 +175,11 @@ class MultiSyncCollector(MultiCollector):
         self._workers.send_block(handle, batch.block, self._layout)
         self._workers.send(handle, "collect", tuple(batch.orders[handle.number]))
 
-    def _await(self, batch: _Batch) -> None:
+    def _await(self, batch: _Batch, is_rest: bool) -> None:
         workers = self._workers
         enough = max(1, int(len(self._assignment.members) * self._threshold)) if self._threshold < 1 else None
+        if is_rest:  # of one step: who is late for it would leave nothing
+            enough = None
         asks = None if self._interruptor is None else self._interruptor.collection_stopped
         told_to_stop = False
         while missing := batch.missing:

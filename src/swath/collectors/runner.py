@@ -175,7 +175,7 @@ class Runner:
     @property
     def fields(self) -> list[Field]:
         """Every key of a batch in CPU memory."""
-        return batch_fields(self.rollout.strip.layout, self.stamps, CPU)
+        return batch_fields(self.rollout.layout, self.stamps, CPU)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

@@ -46,10 +46,13 @@ class BufferWriter(Protocol):
         ...
 
 
-def buffer_writer(buffer: Any, num_envs: int, extend: bool = True) -> BufferWriter:
-    """For batches of so many envs. ``extend=False``: a buffer that is not swath's gets step by step."""
+def buffer_writer(buffer: Any, num_envs: int, extend: bool = True, by_episode: bool = False) -> BufferWriter:
+    """For batches of so many envs. ``extend=False``: a buffer that is not swath's gets step by step.
+
+    ``by_episode``: batches are whole episodes, one behind the other, of whichever envs.
+    """
     if isinstance(buffer, ReplayBuffer) or callable(getattr(buffer, "write_rows", None)):  # one in Ray
-        return FrameWriter(buffer, num_envs)
+        return FrameWriter(buffer, num_envs, by_episode)
     if not callable(getattr(buffer, "extend", None)):
         raise TypeError(f"replay_buffer must have extend(), like those of swath.data; got {type(buffer).__name__}")
     return ExtendWriter(buffer, extend)
@@ -60,9 +63,11 @@ class FrameWriter:
 
     stores_frames = True
 
-    def __init__(self, buffer: ReplayBuffer, num_envs: int) -> None:
+    def __init__(self, buffer: ReplayBuffer, num_envs: int, by_episode: bool = False) -> None:
         self.buffer = buffer
         self._num_envs = num_envs
+        #: What is collected and what is written have one shape then, and yet no env's frames.
+        self._by_episode = by_episode
         #: Whether envs have tracks of their own; known when there is a batch.
         self._by_env: bool | None = None
 
@@ -73,7 +78,7 @@ class FrameWriter:
         if not batch.batch_size.numel():
             return
         has_mask = batch.get(MASK, None) is not None
-        by_env = batch.shape == raw.shape and not has_mask
+        by_env = batch.shape == raw.shape and not has_mask and not self._by_episode
         if self._prepare(by_env) and by_env:
             self.buffer.write_rows(unnamed(batch).reshape(-1, batch.shape[-1]), first_env)
             return
@@ -147,7 +152,7 @@ class OwnWriter:
     def __init__(self, plan: BufferPlan) -> None:
         self._first_env = plan.first_env
         self._processor = Processor(plan.processing)
-        self._writer = buffer_writer(plan.buffer, plan.num_envs)
+        self._writer = buffer_writer(plan.buffer, plan.num_envs, by_episode=plan.processing.by_episode)
 
     def write(self, raw: TensorDictBase, first_env: int, fragments: Sequence[int]) -> None:
         """A batch whose first env is the ``first_env``-th of here; ``fragments``: see ``Processor.process``."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
@@ -24,6 +25,24 @@ from swath.rollout.layout import Field
 def _truncated_keys(keys: Iterable[Key]) -> list[Key]:
     """The flags, of whichever groups there are, that say that an episode was cut."""
     return [key for key in keys if key[0] == "next" and key[-1] == "truncated"]
+
+
+def _last_steps(batch: TensorDictBase) -> torch.Tensor:
+    """Which frames are the last of their row."""
+    mask = batch.get(MASK, None)  # of a batch that some workers did not complete
+    if mask is not None:
+        return mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
+    is_last = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
+    is_last[..., -1] = True
+    return is_last
+
+
+def _last_frames(batch: TensorDictBase, env_of_frames: np.ndarray) -> torch.Tensor:
+    """Which frames are the last of their env: its frames come in order, others may be between them."""
+    is_last = np.zeros(len(env_of_frames), bool)
+    _, from_the_end = np.unique(env_of_frames[::-1], return_index=True)
+    is_last[len(env_of_frames) - 1 - from_the_end] = True
+    return torch.from_numpy(is_last).reshape(batch.batch_size).to(batch.device)
 
 
 @dataclass(frozen=True)
@@ -47,16 +66,15 @@ class Postprocessing:
         if device is not None and hasattr(self.postproc, "to"):
             self.postproc.to(device)  # type: ignore[union-attr]
 
-    def check(self, batch: TensorDictBase) -> TensorDictBase:
-        """Of a batch as it was collected: that its numbers are finite; and its last steps are marked, where asked."""
+    def check(self, batch: TensorDictBase, env_of_frames: np.ndarray | None = None) -> TensorDictBase:
+        """Of a batch as it was collected: that its numbers are finite; and its last steps are marked, where asked.
+
+        ``env_of_frames``: whose each frame is, where those of several envs lie behind one another.
+        """
         if self.check_finite:
             require_finite(batch)
         if self.set_truncated and batch.batch_size.numel():
-            mask = batch.get(MASK, None)  # of a batch that some workers did not complete
-            is_last = torch.zeros(batch.batch_size, dtype=torch.bool, device=batch.device)
-            is_last[..., -1] = True
-            if mask is not None:
-                is_last = mask & ~torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], -1)
+            is_last = _last_steps(batch) if env_of_frames is None else _last_frames(batch, env_of_frames)
             for key in _truncated_keys(key for key, _ in leaves_of(batch)):
                 for flag in (key, (*key[:-1], "done")):
                     batch.get(flag)[is_last] = True

@@ -145,6 +145,8 @@ class TrajectoryAssembler:
         ids = batch.get(TRAJ_IDS, None)
         if ids is None:
             raise KeyError("trajs_per_batch needs ('collector', 'traj_ids'), which this batch does not have")
+        if not batch.batch_size.numel():  # it was stopped before its first frame
+            return
         rows = batch.reshape(1, -1) if batch.ndim == 1 else batch.reshape(-1, batch.shape[-1])
         rows.names = None
         ends = _ends(rows)

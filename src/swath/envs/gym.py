@@ -202,7 +202,10 @@ def make_gym_env(env_name: str, **kwargs: Any) -> gymnasium.Env:
         gymnasium.error.NamespaceNotFound,
         gymnasium.error.VersionNotFound,
     ) as error:
-        raise type(error)(f"there is no env {env_name!r}{did_you_mean(env_name, gymnasium.registry)}") from None
+        hint = did_you_mean(env_name, gymnasium.registry)
+        if not hint and ":" not in env_name:  # registered by the program, and not in the worker that makes it
+            hint = f"; if a module of yours registers it: 'module:{env_name}' imports that wherever the env is made"
+        raise type(error)(f"there is no env {env_name!r}{hint}") from None
     except TypeError as error:
         for name in kwargs:
             if (hint := argument_hint(GymEnv, name)) is not None and repr(name) in str(error):

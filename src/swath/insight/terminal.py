@@ -23,11 +23,18 @@ _SAVE, _BACK = "\x1b7", "\x1b8"
 
 
 def can_redraw(file: Any) -> bool:
-    """Whether this is a terminal whose lines can be written again."""
+    """Whether this is a terminal whose lines can be written again: by us, and not by a live display of rich's."""
     try:
-        return bool(file.isatty()) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        is_terminal = not _is_of_rich(file) and bool(file.isatty())
+        return is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     except (AttributeError, ValueError):  # no file, or one that is closed
         return False
+
+
+def _is_of_rich(file: Any) -> bool:
+    """Whether it is what rich puts in the place of ``sys.stderr`` (Progress, Live): it takes lines, not signs."""
+    proxy = getattr(sys.modules.get("rich.file_proxy"), "FileProxy", ())
+    return isinstance(file, proxy)
 
 
 class Terminal:
@@ -82,7 +89,8 @@ class Terminal:
             del self._sharing[who]
             lines = self._blocks.pop(who, [])
             try:
-                self._print("".join(f"{line}\n" for line in lines) if keep else "")
+                begin = "\n" if self._open_line else ""  # what somebody has not ended keeps its line
+                self._print(begin + "".join(f"{line}\n" for line in lines) if lines and keep else "")
             finally:
                 if not self._sharing:
                     self._open_line = ""

@@ -14,6 +14,8 @@ _LEAST_SECONDS = 0.5
 _MOST = 0.5
 #: A worker that takes so many times as long as the others is a straggler.
 _STRAGGLES = 2.0
+#: Who waits for more than this share of the time, and has no frames, may never have been asked for any.
+_IDLE = 0.95
 #: Of few envs, a call of the policy costs about as much as of one.
 _FEW_ENVS = 8
 #: One env alone has nobody to sleep beside: so many are suggested at most.
@@ -26,6 +28,7 @@ class Limit(StrEnum):
     NOTHING_YET = "nothing yet"
     LEARNER = "learner"
     STRAGGLER = "straggler"
+    IDLE = "idle workers"
     SLEEPING = "sleeping envs"
     POLICY = "policy"
     ENV = "env"
@@ -59,7 +62,7 @@ def verdict(facts: Facts) -> Verdict:
         return Verdict(Limit.NOTHING_YET, "nothing has been collected yet", "")
     if facts.seconds < _LEAST_SECONDS:
         return Verdict(Limit.NOTHING_YET, f"{facts.seconds:.1f} s are too short to tell what limits", "")
-    for look in (_learner, _straggler, _sleeping, _policy, _env):
+    for look in (_learner, _straggler, _idle, _sleeping, _policy, _env):
         found = look(facts)
         if found is not None:
             return found
@@ -95,6 +98,19 @@ def _straggler(facts: Facts) -> Verdict | None:
     if facts.way != Way.SYNC:
         advice = "look at its env, and at what else runs on its core"
     return Verdict(Limit.STRAGGLER, f"{place.name} is {times:.1f} × slower than the others", advice)
+
+
+def _idle(facts: Facts) -> Verdict | None:
+    """Where a batch is of one env, there may be fewer batches than envs: then some workers are never asked."""
+    idle = [place for place in facts.places if not place.frames and place.waiting > _IDLE]
+    if facts.way != Way.ASYNC or not idle or max(place.busy for place in facts.places) <= _MOST:
+        return None
+    return Verdict(
+        Limit.IDLE,
+        f"{len(idle)} of {_who(facts)} {'has' if len(idle) == 1 else 'have'} collected nothing, and others are busy",
+        "a lower frames_per_batch (it is of each env), if what is left of total_frames is no batch for each; else look "
+        "at their envs",
+    )
 
 
 def _sleeping(facts: Facts) -> Verdict | None:

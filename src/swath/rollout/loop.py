@@ -100,6 +100,7 @@ class Rollout:
         self._env = env
         self._stamps = stamps
         self._device = device
+        self.layout = layout
         self.strip = strip = Strip.fitting(layout, num_steps)
         self.num_envs = layout.num_envs
         self._stepper = env.bind(strip)

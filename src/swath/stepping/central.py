@@ -75,7 +75,7 @@ class CentralRollout:
     ) -> None:
         self._crew = crew
         self._plan = plan
-        self._layout = layout
+        self.layout = layout
         self._stamps = stamps
         self._action_specs = action_specs
         self._max_batch_size = max_batch_size
@@ -187,7 +187,7 @@ class CentralRollout:
         """Go on from a reset of all envs that was made already."""
         for group in self._groups:
             for key, row in first_row.items():
-                flat = row.reshape(self.num_envs, *row.shape[len(self._layout.batch_size) :])
+                flat = row.reshape(self.num_envs, *row.shape[len(self.layout.batch_size) :])
                 group.strip.carried[key].tensor[0] = flat[group.rows.start : group.rows.stop]
             group.begin()
         self._to_reset = set()
@@ -330,7 +330,7 @@ class CentralRollout:
         for group in groups:
             where = slice(at, at + group.num_envs)
             _copy_row(group.strip.outputs, group.taken, memory.outputs, 0, where, into=False)
-            for key in self._layout.policy_state:
+            for key in self.layout.policy_state:
                 group.strip.carried[key].tensor[group.taken + 1] = memory.carried[key].tensor[1, where]
             at += group.num_envs
             if self._random_to_give:
@@ -355,7 +355,7 @@ class CentralRollout:
                 row[:count] = drawn[:count].to(row)
             else:
                 row[:count] = 0
-        for key in self._layout.policy_state:
+        for key in self.layout.policy_state:
             group.strip.carried[key].tensor[t + 1, :count] = 0
 
     # -- resets ------------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class CentralRollout:
             if own:
                 self._reset_some(group, own, kwargs)
                 group.boundaries.name_episodes(own)
-                for key in self._layout.policy_state:
+                for key in self.layout.policy_state:
                     group.strip.carried[key].tensor[0, own] = 0
         self._to_reset = set()
         self._waiting = list(self._groups)

@@ -46,6 +46,8 @@ _FIRST, _LATER = 4, 3
 _TWICE, _FINALS = 2, 3
 _MUCH_SLOWER = 0.8
 _LEAST_SECONDS = 0.1
+#: In all the time, what is tried makes so many steps or more, if anything does.
+_STEPS_AT_LEAST = 4
 
 
 def tune(
@@ -216,7 +218,13 @@ class Tuner:
                 "(num_envs=), or collector='single', need less memory"
             )
         self._most_open = there.workers
-        return fit
+        return self._soon_tried(fit)
+
+    def _soon_tried(self, arrangements: Sequence[Arrangement]) -> list[Arrangement]:
+        """A step of all envs is the least that can be measured: without those that take most of the time for one."""
+        step_s = {each: each.num_envs * self._rows / self._predicted(each) for each in arrangements}
+        most_s = max(self.seconds / _STEPS_AT_LEAST, 2 * min(step_s.values()))
+        return [each for each in arrangements if step_s[each] <= most_s]
 
     @property
     def _measured(self) -> Costs:

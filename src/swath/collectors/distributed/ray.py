@@ -272,7 +272,8 @@ class RayCollector(NodesCollector):
             for handle in self._alive:
                 self._let_node_write(handle)
         elif self.replay_buffer is not None:
-            self._buffer_writer = buffer_writer(self.replay_buffer, self._num_envs, self._extends)
+            by_episode = self._assembler is not None
+            self._buffer_writer = buffer_writer(self.replay_buffer, self._num_envs, self._extends, by_episode)
 
     def stop_remote_collectors(self) -> None:
         """End the actors, and with them this collector."""
