@@ -350,7 +350,8 @@ class BaseCollector(
         self._iter += 1
         self._count_lags(batch)
         self._count_episodes(batch)
-        return self._postprocessing.check(batch, self._envs_of_mixed(batch))
+        marks_ends = self._postprocessing.set_truncated
+        return self._postprocessing.check(batch, self._envs_of_mixed(batch) if marks_ends else None)
 
     def _count_lags(self, batch: TensorDictBase) -> None:
         """How old the frames of a batch are, where that is not known when they come."""
