@@ -42,7 +42,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return TensorDictRoundRobinWriter()
 
     def extend(self, data: Any) -> torch.Tensor:
-        data = as_many_frames(data)
+        data = as_many_frames(data, self.storage.ndim)
         if isinstance(data, (list, tuple)) and len(data) and all(is_tensor_collection(entry) for entry in data):
             data = torch.stack(list(data))  # type: ignore[arg-type]
         if not is_tensor_collection(data):
