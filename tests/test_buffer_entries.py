@@ -11,8 +11,11 @@ from tensordict import TensorDict
 from swath.data import (
     LazyTensorStorage,
     ListStorage,
+    MultiStepTransform,
+    PrioritizedSampler,
     ReplayBuffer,
     SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 
@@ -128,3 +131,53 @@ def test_a_plain_dict_has_as_many_dimensions_as_the_storage() -> None:
     rb.extend({"x": whole["x"]})
     rb.add({"x": torch.tensor([5, 15])})
     assert rb[:]["x"].tolist() == [*range(6), *range(10, 16)]
+
+
+# -- priorities that frames bring --------------------------------------------------------------------------------------
+
+
+def with_priorities(*priorities: float) -> Any:
+    return TensorDict(x=torch.arange(len(priorities)), td_error=torch.tensor(priorities), batch_size=len(priorities))
+
+
+def drawn(rb: ReplayBuffer) -> set[int]:
+    return set(rb.sample(2_000)["x"].flatten().tolist())
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_extend_and_add_take_the_priority_that_frames_bring(storage: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=storage(10))
+    rb.extend(with_priorities(0, 3, 0, 1))
+    assert drawn(rb) == {1, 3}
+    rb.add(with_priorities(0, 0, 0)[2])
+    assert drawn(rb) == {1, 3}
+    rb.extend(with_priorities(0, 0, 0), update_priority=False)
+    assert drawn(rb) == {0, 1, 2, 3}
+
+
+def test_priorities_of_frames_of_several_envs_and_of_rows() -> None:
+    data = of_two_envs(3)
+    data["td_error"] = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    sampler = PrioritizedSampler(12, alpha=1.0, beta=1.0, eps=0.0)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), sampler=sampler)
+    rb.extend(data)
+    assert drawn(rb) == {1, 12}
+    data["td_error"] = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(12))
+    rb.extend(data)  # a row's is the highest of its steps
+    assert drawn(rb) == {0, 1, 2}
+
+
+def test_priorities_of_frames_that_go_round_and_of_those_that_a_transform_holds_back() -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(3))
+    rb.extend(with_priorities(1, 1, 1, 0, 2))
+    assert drawn(rb) == {2, 4}
+    data = of_two_envs(4)[0]
+    data["td_error"] = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    data["next", "reward"] = torch.ones(4, 1)
+    data["next", "terminated"] = data["next", "done"].clone()
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(9), transform=MultiStepTransform(2, 0.9)
+    )
+    rb.extend(data)  # the last two steps are held back
+    assert drawn(rb) == {1}
