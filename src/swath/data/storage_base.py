@@ -41,7 +41,7 @@ class Storage(NotCopied, ExplainsGuesses):
         *("contains", "end", "end_others", "is_laid_out"),
         *("items", "keep", "laid_out", "lay_out"),
         *("lay_out_fields", "leaves", "memory", "of_tensors"),
-        *("overwrite", "replace", "set_keys", "take"),
+        *("one_step", "overwrite", "replace", "set_keys", "take"),
         *("take_turns", "time_dim", "tracks", "write"),
         *("write_mixed", "write_rows"),
     )
