@@ -103,7 +103,7 @@ def test_what_is_guessed_for_several_envs_is_explained(kind: Any) -> None:
 
 
 def test_what_is_guessed_for_gym_env_is_explained() -> None:
-    for name in ("seed", "n_envs", "transform"):
+    for name in ("seed", "n_envs", "num_workers", "transform"):
         with pytest.raises(TypeError, match=rf"GymEnv\('CartPole-v1'\) got an unknown argument: '{name}' \("):
             GymEnv("CartPole-v1", **{name: 3})
 
@@ -111,7 +111,7 @@ def test_what_is_guessed_for_gym_env_is_explained() -> None:
 def test_what_is_guessed_of_what_there_is_is_explained() -> None:
     with InferenceServer(torch.nn.Identity()) as server, Collector(make_counting, frames_per_batch=4) as collector:
         things = [collector, ReplayBuffer(), Evaluator(make_counting, deterministic()), server, server.client()]
-        things += [GymEnv("CartPole-v1"), SerialEnv(2, "CartPole-v1")]
+        things += [GymEnv("CartPole-v1"), SerialEnv(2, "CartPole-v1"), GymEnv("CartPole-v1").action_spec]
         for thing in things:
             guesses = guesses_of(type(thing), hints._ATTRIBUTES)
             missing = {name: told for name, told in guesses.items() if not hasattr(thing, name)}

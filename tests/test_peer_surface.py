@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from peer_introspection import attributes_of, counterpart, difference, parameters_of, resolve, static_attribute
+from peer_introspection import (
+    attributes_of,
+    counterpart,
+    difference,
+    kind_differs,
+    parameters_of,
+    resolve,
+    static_attribute,
+)
 from peer_surface import PAGE, Comparison, Explanations
 
 
@@ -53,6 +61,19 @@ class Theirs:
 
 class Ours:
     def method(self, a: int, *, b: int = 1, c: float = 3.0, d: Any = [1], **rest: Any) -> None: ...  # noqa: B006
+
+
+def test_how_a_member_differs() -> None:
+    def theirs(self: Any, a: int, b: int = 1) -> None: ...
+    def renamed(self: Any, first: int, b: int = 1, more: int = 2) -> None: ...
+    def wants_more(self: Any, a: int, window: Any, b: int = 1, *, rng: Any) -> None: ...
+    def anything(self: Any, *args: Any) -> None: ...
+
+    assert kind_differs(theirs, theirs) == kind_differs(theirs, renamed) == kind_differs(anything, wants_more) == ""
+    assert kind_differs(theirs, wants_more) == "needs `window`, `rng` here, too"
+    value: Any = property(lambda self: 0)
+    assert kind_differs(theirs, value) == "a method, here a property"
+    assert kind_differs(value, theirs) == "a property, here a method"
 
 
 def test_how_an_argument_differs() -> None:

@@ -197,7 +197,19 @@ def static_attribute(kind: type, name: str) -> Any:
 
 
 def kind_differs(theirs: Any, ours: Any) -> str:
-    called, calls = arguments_of(theirs) is not None, ours is not None and arguments_of(ours) is not None
-    if called and ours is not None and not calls:
+    """What differs between a member of theirs and ours, whatever it is called with."""
+    taken, given = arguments_of(theirs), None if ours is None else arguments_of(ours)
+    if taken is not None and ours is not None and given is None:
         return "a method, here a property"
-    return "a property, here a method" if calls and not called else ""
+    if given is None:
+        return ""
+    return "a property, here a method" if taken is None else _also_needs(taken, given)
+
+
+def _also_needs(theirs: Mapping[str, inspect.Parameter], ours: Mapping[str, inspect.Parameter]) -> str:
+    """What has to be given to ours and is none of theirs: a call of theirs is a `TypeError` here."""
+    listed = named(theirs.values())
+    known = {each.name for name in theirs if (each := counterpart(listed, ours, name)) is not None}
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in theirs.values())
+    extra = [each.name for each in named(ours.values()) if each.default is _NOTHING and each.name not in known]
+    return "" if takes_any or not extra else f"needs {', '.join(f'`{name}`' for name in extra)} here, too"

@@ -72,6 +72,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
     },
     "GymWrapper": {
         "n_envs": "num_envs=, for several in one process",
+        "num_workers": "their number comes first: ParallelEnv(n, lambda: GymEnv(name)) steps them in processes",
         "transform transforms": "put the env into a TransformedEnv(env, transform)",
         "monitor_dir": "RewardSum and StepCounter count returns and lengths; so do the batches' own episodes",
     },
@@ -190,6 +191,11 @@ _ATTRIBUTES: dict[str, dict[str, str]] = {
         "run serve": "start()",
     },
     "InferenceClient": {"predict infer act get_action forward": "call it: client(tensordict)"},
+    "Spec": {
+        "space": "it is the spec itself that has n, how many choices there are, or low and high, the bounds",
+        "sample": "rand()",
+        "contains": "is_in(value)",
+    },
 }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from swath.hints import ExplainsGuesses
 from swath.keys import as_key
 
 __all__ = [
@@ -39,7 +40,7 @@ def _size(shape: int | Sequence[int] | torch.Size) -> torch.Size:
     return torch.Size([shape] if isinstance(shape, int) else shape)
 
 
-class Spec:
+class Spec(ExplainsGuesses):
     """One leaf: ``shape``, ``dtype``, ``device``, and how to draw a valid value."""
 
     def __init__(

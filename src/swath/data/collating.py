@@ -19,8 +19,17 @@ def collate(entries: list[Any]) -> Any:
         return stacked.clone() if isinstance(stacked, LazyStackedTensorDict) else stacked
     if isinstance(entries[0], torch.Tensor):
         return torch.stack(entries)
+    if isinstance(entries[0], dict):
+        if any(entry.keys() != entries[0].keys() for entry in entries):
+            raise ValueError(
+                "a sample has dicts with different keys, which are not put together by themselves: give the buffer a "
+                "collate_fn=, such as list, which leaves entries as they are"
+            )
+        return {key: collate([entry[key] for entry in entries]) for key in entries[0]}
     if isinstance(entries[0], (tuple, list)):
-        return type(entries[0])(collate(list(part)) for part in zip(*entries, strict=True))
+        parts = [collate(list(part)) for part in zip(*entries, strict=True)]
+        kind = type(entries[0])
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # a namedtuple takes them one by one
     if isinstance(entries[0], (int, float, np.ndarray, np.generic)):
         return torch.as_tensor(np.asarray(entries))
     return entries

@@ -146,6 +146,11 @@ def as_many_frames(data: Any, ndim: int = 1) -> Any:
 
 def stacked(entries: Sequence[Any]) -> Any:
     """Frames one by one, as TensorDicts, dicts, tensors or numbers, as one of all."""
+    if isinstance(entries, tuple):  # of TorchRL's, and of a ListStorage, the parts of frames
+        raise TypeError(
+            f"extend got a {type(entries).__name__}: a list is of frames, one by one; parts of frames have names in a "
+            'tensor storage, extend({"x": ..., "y": ...}), and none in a ListStorage'
+        )
     frames = [as_frames(entry, ()) for entry in entries]
     whole = [each if is_tensor_collection(each) else torch.as_tensor(each) for each in frames]
     return torch.stack(whole)  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase
 
 from swath.copying import NotCopied
 from swath.data.drawing import Drawing
 from swath.data.editing import Editing
-from swath.data.frames import as_frames, as_many_frames, stacked
+from swath.data.frames import as_many_frames, stacked
 from swath.data.indexing import is_key
 from swath.data.intake import Intake
 from swath.data.inverses import Inverted, checked_transform, inverts
@@ -235,16 +235,15 @@ class ReplayBuffer(NotCopied, ExplainsGuesses):
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """One frame; its index, or None while a transform holds it back."""
+        """One frame, or one step of several envs (``ndim=2``); its index, or None while a transform holds it back."""
         if isinstance(self.storage, TensorStorage):
-            data = as_frames(data, ())
-        as_one = is_tensor_collection(data) or isinstance(data, torch.Tensor)
-        index = self.extend(data.unsqueeze(0) if as_one else [data])
-        return index[0] if len(index) else None  # a transform may hold it back
+            data = as_many_frames(data, self.storage.ndim - 1)
+        index = self.extend(self.storage.one_step(data, self.dim_extend)).reshape(-1)
+        return (index if self.storage.ndim > 1 else index[0]) if len(index) else None
 
     def extend(self, data: Any) -> torch.Tensor:
         """Many: the first dimension of a TensorDict, a tensor, or tensors in a dict; or a list. Their indices."""
-        data = as_many_frames(data)
+        data = as_many_frames(data, self.storage.ndim)
         self._intake.is_nobodys()
         with self._intake.lock:
             data = self._parts.transforms.inverted(data, self.storage, self.dim_extend)
@@ -260,10 +259,11 @@ class ReplayBuffer(NotCopied, ExplainsGuesses):
             raise RuntimeError("extend was given nothing: 0 frames")
         if isinstance(data, list):
             return self._intake.store([data]).reshape(-1)
+        rows = self.storage.by_env(data, self.dim_extend)
         if self.storage.ndim > 1:
-            return self._intake.store(self.storage.by_env(data, self.dim_extend))
-        self.transform.require_equal_rows(self.storage, data)
-        return self._intake.store(data.unsqueeze(0)).reshape(-1)
+            return self._intake.store(rows)
+        self.transform.require_equal_rows(self.storage, rows[0])
+        return self._intake.store(rows).reshape(-1)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Other frames instead of these, or other values of some of their keys. ``index`` is what ``rb[index]`` takes.

@@ -41,7 +41,7 @@ class Storage(NotCopied, ExplainsGuesses):
         *("contains", "end", "end_others", "is_laid_out"),
         *("items", "keep", "laid_out", "lay_out"),
         *("lay_out_fields", "leaves", "memory", "of_tensors"),
-        *("overwrite", "replace", "set_keys", "take"),
+        *("one_step", "overwrite", "replace", "set_keys", "take"),
         *("take_turns", "time_dim", "tracks", "write"),
         *("write_mixed", "write_rows"),
     )
@@ -219,19 +219,35 @@ class Storage(NotCopied, ExplainsGuesses):
 
     def time_dim(self, data: Any, dim_extend: int | None) -> int:
         """Which dimension of data that ``extend`` is given is time: by default the last of those that are stored."""
-        shape = data.batch_size if is_tensor_collection(data) else data.shape
+        shape = _shape_of(data)
         if len(shape) < self.ndim:
             raise ValueError(
                 f"a storage with ndim={self.ndim} takes data with {self.ndim} dimensions, got {tuple(shape)}"
             )
+        if dim_extend is not None and dim_extend >= len(shape):
+            raise ValueError(
+                f"dim_extend={dim_extend}, counted from 0, is not among the dimensions of data of shape {tuple(shape)}"
+            )
         return self.ndim - 1 if dim_extend is None else dim_extend
 
     def by_env(self, data: Any, dim_extend: int | None) -> Any:
-        """``[envs, time]`` of data with as many dimensions as the storage."""
+        """``[envs, time]`` of data with as many dimensions as the storage; with one, ``[1, time]``."""
         time_dim, last = self.time_dim(data, dim_extend), self.ndim - 1
         if time_dim != last:
             data = data.transpose(time_dim, last)
-        return data.reshape(-1, *data.shape[last:])
+        return data.reshape(-1, *data.shape[last:]) if last else data.unsqueeze(0)
+
+    def one_step(self, data: Any, dim_extend: int | None) -> Any:
+        """What ``extend`` takes, of a single step: with ``ndim=2``, of all envs."""
+        if not _is_tensors(data):
+            return [data]
+        time_dim, shape = self.ndim - 1 if dim_extend is None else dim_extend, _shape_of(data)
+        if len(shape) < time_dim:
+            raise ValueError(
+                f"add takes one step, of {time_dim} or more dimensions here (ndim={self.ndim}, "
+                f"dim_extend={dim_extend}); got data of shape {tuple(shape)}"
+            )
+        return data.unsqueeze(time_dim)
 
     def __len__(self) -> int:
         return len(self.tracks) if self.is_laid_out else 0
@@ -246,6 +262,10 @@ class Storage(NotCopied, ExplainsGuesses):
     def clear(self) -> None:
         if self.is_laid_out:
             self.tracks.clear()
+
+
+def _shape_of(data: Any) -> torch.Size:
+    return data.batch_size if is_tensor_collection(data) else data.shape
 
 
 def _is_tensors(data: Any) -> bool:

@@ -19,7 +19,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """A ``ReplayBuffer`` of TensorDicts, whose samples have their ``index`` and what the sampler knows of them.
 
     Args:
-        priority_key: where ``update_tensordict_priority`` finds priorities.
+        priority_key: where ``update_tensordict_priority`` finds priorities, and ``extend`` and ``add`` those of new
+            frames, which have the highest so far if they bring none.
 
     >>> from tensordict import TensorDict
     >>> from swath.data import LazyTensorStorage, PrioritizedSampler
@@ -41,13 +42,22 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _default_writer(self) -> Writer:
         return TensorDictRoundRobinWriter()
 
-    def extend(self, data: Any) -> torch.Tensor:
-        data = as_many_frames(data)
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Many, as ``ReplayBuffer.extend``. Frames that have a priority get it, unless ``update_priority`` is False."""
+        data = as_many_frames(data, self.storage.ndim)
         if isinstance(data, (list, tuple)) and len(data) and all(is_tensor_collection(entry) for entry in data):
             data = torch.stack(list(data))  # type: ignore[arg-type]
         if not is_tensor_collection(data):
             raise ValueError(f"TensorDictReplayBuffer stores TensorDicts, got {type(data).__name__}")
-        return super().extend(data)
+        index, given = super().extend(data), data.get(self.priority_key, None)
+        if given is not None and update_priority is not False and isinstance(self.sampler, PrioritizedSampler):
+            self._prioritize(index[index >= 0])  # a writer may have left frames out
+        return index
+
+    def _prioritize(self, index: torch.Tensor) -> None:
+        """Read from what is stored: a transform may have held back, or changed, what was given."""
+        if len(index) and (priority := self[index].get(self.priority_key, None)) is not None:
+            self.update_priority(index, priority)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set priorities from a sample that has them under ``priority_key``."""
