@@ -422,21 +422,25 @@ class BaseCollector(
         if is_over:
             self._wait_for_closer(seconds)
             return
-        withdraw(self)
         try:
-            if self._background is not None:
-                self._background.stop(seconds)
-            if self._trace is not None:
-                self._trace.collector_closes(self)
-            try:
-                self._tell_the_last()
-            finally:
-                self._close(close_env)
+            self._end(seconds, close_env)
         except Exception:
             if raise_on_error:
                 raise
         finally:
             self._closer = None
+
+    def _end(self, seconds: float, close_env: bool) -> None:
+        """Nobody does it again: what it has is freed, also if Ctrl-C comes, or a warning is an error, before that."""
+        try:
+            withdraw(self)
+            if self._background is not None:
+                self._background.stop(seconds)
+            if self._trace is not None:
+                self._trace.collector_closes(self)
+            self._tell_the_last()
+        finally:
+            self._close(close_env)
 
     def _wait_for_closer(self, seconds: float) -> None:
         background = self.__dict__.get("_background")
