@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from swath.errors import BackgroundFailed, CollectorClosed, told
@@ -255,6 +255,9 @@ class InBackground:
     def _keep_ids_apart(self) -> None:
         raise NotImplementedError
 
+    def _alone(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
     @property
     def _complete(self) -> bool:
         raise NotImplementedError
@@ -275,10 +278,11 @@ class InBackground:
         self._require_open_unless(False)
         if self.is_running() or self._complete:
             return
-        self._keep_ids_apart()
-        background = Background(type(self).__name__, self._work())
-        self._buffer_writer.attach(background)
-        self._background = background
+        with self._alone():  # else the background might take the steps of a batch that is being got
+            self._keep_ids_apart()
+            background = Background(type(self).__name__, self._work())
+            self._buffer_writer.attach(background)
+            self._background = background
         background.start()
 
     def is_running(self) -> bool:
