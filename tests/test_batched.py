@@ -372,3 +372,12 @@ def test_a_step_that_hangs() -> None:
     )
     with pytest.raises(WorkerHangs, match="worker 0"):
         next(iter(collector))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_one_env_given_twice_is_not_stepped_by_two_threads(again: bool) -> None:
+    """Each of them would see only some of its steps. (In processes each has a copy.)"""
+    env = GymWrapper(CountingEnv())
+    factories = [env, env] if again else [lambda: env] * 2
+    with pytest.raises(ValueError, match="one and the same, which two threads"):
+        AsyncBatchedCollector(factories, deterministic(), frames_per_batch=20, env_backend="threading")

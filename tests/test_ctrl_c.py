@@ -17,10 +17,13 @@ import pytest
 import torch
 
 from counting import CountingEnv, make_counting
-from leaks import wait_until
+from leaks import children, wait_until
 from policies_for_tests import deterministic
-from swath.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
+from swath.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from swath.collectors.background import Batches
+from swath.collectors.buffer_fill import BufferFill
 from swath.collectors.distributed import DistributedCollector
+from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymWrapper
 from swath.process import ctrl_c
 from swath.process.ctrl_c import ctrl_c_waits, interruptible
@@ -353,3 +356,77 @@ def test_ctrl_c_while_a_worker_is_started_again(tmp_path: Path) -> None:
         expected = policy(batches[-1].clone())["action"]
     torch.testing.assert_close(batches[-1]["action"], expected)
     collector.shutdown()
+
+
+# -- while something in the background is waited for -------------------------------------------------------------------
+
+
+class Held(CountingEnv):
+    """Its steps wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.may_go_on, self.is_closed = threading.Semaphore(0), threading.Event(), False
+
+    def step(self, action: Any) -> Any:
+        self.steps.release()
+        assert self.may_go_on.wait(60)
+        return super().step(action)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def press_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """Whoever waits for what the background does hurries it: once, Ctrl-C is pressed then."""
+    hurry = kind.hurry
+
+    def hurry_and_press(self: Any) -> None:
+        monkeypatch.setattr(kind, "hurry", hurry)
+        hurry(self)
+        press()
+
+    monkeypatch.setattr(kind, "hurry", hurry_and_press)
+
+
+def buffer() -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(10_000))
+
+
+def test_ctrl_c_while_a_pause_is_waited_for_leaves_it_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, rb = Held(), buffer()
+    collector = Collector(lambda: GymWrapper(env), deterministic(), frames_per_batch=10, replay_buffer=rb)
+    collector.start()
+    assert env.steps.acquire(timeout=60)
+    press_while_it_is_waited_for(monkeypatch, Batches)
+    with pytest.raises(KeyboardInterrupt), collector.pause():
+        pytest.fail("it is in the middle of a step")
+    env.may_go_on.set()
+    assert wait_until(lambda: rb.write_count > 50, 60)
+    with collector.pause():
+        assert collector.is_running()
+    collector.async_shutdown()
+
+
+def test_ctrl_c_while_the_end_of_the_background_is_waited_for_closes_the_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Held()
+    collector = Collector(lambda: GymWrapper(env), deterministic(), frames_per_batch=10, replay_buffer=buffer())
+    collector.start()
+    assert env.steps.acquire(timeout=60)
+    press_while_it_is_waited_for(monkeypatch, Batches)
+    with pytest.raises(KeyboardInterrupt):
+        collector.shutdown()
+    assert env.is_closed
+    env.may_go_on.set()
+    assert wait_until(lambda: not collector.is_running(), 60)
+
+
+def test_ctrl_c_while_the_end_of_the_background_is_waited_for_ends_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    collector = MultiSyncCollector([make_counting] * 2, deterministic(), frames_per_batch=20, replay_buffer=buffer())
+    collector.start()
+    press_while_it_is_waited_for(monkeypatch, BufferFill)
+    with pytest.raises(KeyboardInterrupt):
+        collector.shutdown()
+    assert children() <= before
+    assert wait_until(lambda: not collector.is_running(), 60)

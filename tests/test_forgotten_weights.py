@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from swath.collectors import Collector, MultiCollector
+from swath.collectors import Collector, MultiCollector, WeightUpdaterBase
 from swath.collectors.distributed import DistributedCollector
-from swath.weight_update import SharedMemWeightSyncScheme
+from swath.weight_update import NoWeightSyncScheme, SharedMemWeightSyncScheme
 
 pytestmark = pytest.mark.processes
 FORGOTTEN = r"changed 2 times between batches, .* call collector.update_policy_weights_\(\)"
@@ -81,6 +81,25 @@ def test_who_sends_them_with_a_scheme_of_his_own_hears_nothing() -> None:
     for _ in workers(policy, 20, sync=True, weight_sync_schemes={"policy": scheme}):
         train(policy)
         scheme.send(policy)
+
+
+@pytest.mark.filterwarnings("ignore:.*WeightUpdaterBase is deprecated", "ignore:weight_updater= is deprecated")
+def test_who_sends_them_in_a_way_of_his_own_hears_nothing() -> None:
+    class BesideTheCollector(WeightUpdaterBase):
+        def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+            """Through a file, say: the collector knows nothing of it."""
+
+    policy = nn.Linear(4, 2)
+    collector = workers(policy, 20, sync=True, weight_updater=BesideTheCollector())
+    for _ in collector:
+        train(policy)
+        collector.update_policy_weights_()
+
+
+@pytest.mark.parametrize("schemes", [{}, {"policy": NoWeightSyncScheme()}])
+def test_who_asked_for_weights_that_stay_hears_nothing(schemes: Any) -> None:
+    policy = nn.Linear(4, 2)
+    collect_and_train(workers(policy, 20, sync=True, weight_sync_schemes=schemes), policy)
 
 
 def test_what_is_trained_on_the_last_batch_is_for_nobody() -> None:

@@ -20,7 +20,7 @@ from counting import CountingEnv, CountingTensorDictEnv, assert_consistent, asse
 from leaks import children, wait_until
 from policies_for_tests import deterministic, recurrent
 from programs import WarmProgram
-from swath.collectors import Collector, MultiSyncCollector
+from swath.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
 from swath.envs import Composite, EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv, Unbounded, next_seed
 from swath.errors import EnvClosed, EnvError, WorkerDied, WorkerHangs
 from swath.testing import check_env
@@ -326,3 +326,58 @@ def test_children_with_a_batch_size_of_their_own() -> None:
         assert data.shape == (3, 2, 4)
         expected = data["action"].cumsum(2).expand(3, 2, 4, 3)
         torch.testing.assert_close(data["next", "observation"], expected)
+
+
+# -- forked processes --------------------------------------------------------------------------------------------------
+
+
+def steps_of_two_envs() -> ParallelEnv:
+    return ParallelEnv(2, make_counting, num_workers=2)
+
+
+def env_alone() -> tuple[Any, list[Any]]:
+    env = steps_of_two_envs()
+    td = env.reset()
+    uses = [lambda: env.rand_step(td), env.reset, lambda: env.set_seed(0), env.state_dict]
+    return env, uses
+
+
+def env_in_collector() -> tuple[Any, list[Any]]:
+    collector = Collector(steps_of_two_envs, deterministic(), frames_per_batch=20)
+    next(iter(collector))
+    return collector, [lambda: next(iter(collector))]
+
+
+def batched() -> tuple[Any, list[Any]]:
+    collector = AsyncBatchedCollector([make_counting] * 2, deterministic(), frames_per_batch=20)
+    next(iter(collector))
+    return collector, [lambda: next(iter(collector))]
+
+
+def close(owner: Any) -> None:
+    (owner.close if isinstance(owner, EnvBase) else owner.shutdown)()
+
+
+@pytest.mark.parametrize("make", [env_alone, env_in_collector, batched])
+def test_a_forked_process_does_not_step_its_parents_envs(make: Any) -> None:
+    """They would have taken steps that the parent knows nothing of: its next observation would be of another moment."""
+    owner, uses = make()
+    pid = os.fork()
+    if not pid:
+        code = 0
+        try:
+            for use in uses:
+                try:
+                    use()
+                    code = 1
+                except RuntimeError as error:
+                    code |= 0 if "belong to process" in str(error) else 2
+            close(owner)
+        except BaseException:
+            code = 3
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    for use in uses:
+        use()
+    close(owner)

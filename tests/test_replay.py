@@ -467,6 +467,22 @@ def test_every_way_to_end(kind: str, ending: str) -> None:
     assert_nothing_lost_or_doubled(rb, NUM_ENVS)
 
 
+def test_a_pause_by_the_thread_that_collects_is_refused() -> None:
+    """It would wait for itself, for ever."""
+
+    def look(batch: Any) -> None:
+        with collector.pause():
+            pytest.fail("it is collecting")
+
+    env = GymEnv("CartPole-v1")
+    collector = Collector(env, frames_per_batch=10, replay_buffer=buffer(), post_collect_hook=look)
+    with warned("the thread that collects"):
+        collector.start()
+        assert wait_until(lambda: not collector.is_running(), 60)
+    with pytest.raises(BackgroundFailed, match="would wait for itself"):
+        collector.async_shutdown()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_must_not_be_done_meanwhile(kind: str) -> None:
     rb = buffer()

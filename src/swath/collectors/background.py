@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from swath.errors import BackgroundFailed, CollectorClosed, told
@@ -63,7 +63,8 @@ class Background:
         self._name = name
         self._work = work
         self._state = threading.Condition()
-        self._pauses = 0
+        #: Of whoever wants it to be still: one for each.
+        self._pauses: set[object] = set()
         self._stopping = False
         self._idle = False
         self._failure: BaseException | None = None
@@ -124,7 +125,7 @@ class Background:
 
     def is_busy(self) -> bool:
         """Whether it runs, and is not paused."""
-        is_still = self._stopping or (self._pauses and self._idle)
+        is_still = self._stopping or (bool(self._pauses) and self._idle)
         return self.is_running() and not is_still and not self.is_this_thread()
 
     @property
@@ -170,16 +171,22 @@ class Background:
         if (failed := self.failure) is not None:
             raise failed
 
-    def pause(self) -> None:
+    def pause(self, who: object) -> None:
+        if self.is_this_thread():
+            raise RuntimeError(
+                "pause() by the thread that collects (in a hook, a postproc or an env) would wait for itself: nothing "
+                "is collected meanwhile anyway, so leave it out there, or call it in another thread"
+            )
         with self._state:
-            self._pauses += 1
+            self._pauses.add(who)
             while not self._idle and self._thread.is_alive():
                 self._work.hurry()
                 self._state.wait(0.05)  # a piece that was just begun may not have seen it
 
-    def resume(self) -> None:
+    def resume(self, who: object) -> None:
+        """Harmless for who does not pause it: Ctrl-C may have come before, or while it was waited for."""
         with self._state:
-            self._pauses -= 1
+            self._pauses.discard(who)
             self._state.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> bool:
@@ -248,6 +255,9 @@ class InBackground:
     def _keep_ids_apart(self) -> None:
         raise NotImplementedError
 
+    def _alone(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
     @property
     def _complete(self) -> bool:
         raise NotImplementedError
@@ -268,10 +278,11 @@ class InBackground:
         self._require_open_unless(False)
         if self.is_running() or self._complete:
             return
-        self._keep_ids_apart()
-        background = Background(type(self).__name__, self._work())
-        self._buffer_writer.attach(background)
-        self._background = background
+        with self._alone():  # else the background might take the steps of a batch that is being got
+            self._keep_ids_apart()
+            background = Background(type(self).__name__, self._work())
+            self._buffer_writer.attach(background)
+            self._background = background
         background.start()
 
     def is_running(self) -> bool:
@@ -298,12 +309,13 @@ class InBackground:
         background = self._background
         if background is None:
             raise RuntimeError("pause() is for a collector that collects in the background: call start() first")
-        background.pause()
+        me = object()
         try:
+            background.pause(me)
             self._raise_failure()
             yield
         finally:
-            background.resume()
+            background.resume(me)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """End what runs in the background, in ``timeout`` seconds at most, and close; raise what went wrong there."""

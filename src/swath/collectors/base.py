@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -74,6 +75,8 @@ class BaseCollector(
         self._closed = False
         self._closer: int | None = None  # the thread that is closing it
         self._iterator: Iterator[Any] | None = None
+        #: Held by the thread that gets a batch; nobody waits for it.
+        self._getting = threading.RLock()
         #: What was complete of the batch that an error ended, or None.
         self.partial_batch: TensorDictBase | None = None
 
@@ -223,8 +226,11 @@ class BaseCollector(
         """Batches until ``total_frames``; then the collector closes. A ``break`` leaves it open, to go on later."""
         self._require_open_unless(self._complete)
         if self.is_running():
-            raise RuntimeError("this collector runs in the background (start()): sample its replay buffer instead")
+            raise self._is_in_background()
         return self.iterator()
+
+    def _is_in_background(self) -> RuntimeError:
+        return RuntimeError("this collector runs in the background (start()): sample its replay buffer instead")
 
     def _require_open_unless(self, may_be_closed: bool) -> None:
         is_closed = self._closed  # looked at first: if something has failed, that was known before it was closed
@@ -250,7 +256,11 @@ class BaseCollector(
         """The next batch, or None after the last."""
         if self._iterator is None:
             self._iterator = iter(self)
-        return next(self._iterator, None)
+        try:
+            return next(self._iterator, None)
+        except RuntimeError:  # such as that it is not this thread's turn: the generator has ended with it
+            self._iterator = None
+            raise
 
     def collect_one(self) -> bool:
         """For the background: another batch; False when that was the last one."""
@@ -264,15 +274,32 @@ class BaseCollector(
 
     def _next_batch(self) -> Any:
         """A batch for the consumer; None if ``total_frames`` came before enough episodes were complete."""
-        in_background = self.is_running()
-        self._progress.begin_batch(in_background)
-        if self._trace is not None:
-            self._trace.next_begins(not in_background)
+        background = self._background
+        in_background = background is not None and background.is_running()
+        if background is not None and in_background and not background.is_this_thread():
+            raise self._is_in_background()  # it was started after this iterator was
+        with self._alone():
+            self._progress.begin_batch(in_background)
+            if self._trace is not None:
+                self._trace.next_begins(not in_background)
+            try:
+                return self._make_batch()
+            except BaseException:
+                self._progress.end_batch(is_whole=False)
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this lasts, no other thread gets a batch, or begins to in the background; who tries is told."""
+        if not self._getting.acquire(blocking=False):
+            raise RuntimeError(
+                f"another thread is getting a batch of this {type(self).__name__}, and two at once would take steps in "
+                "each other's episodes: let one thread iterate and hand on what it gets, or make a collector for each"
+            )
         try:
-            return self._make_batch()
-        except BaseException:
-            self._progress.end_batch(is_whole=False)
-            raise
+            yield
+        finally:
+            self._getting.release()
 
     def _batch_is_made(self) -> None:
         """The last thing of a batch; what is raised here loses it as anything before does."""
@@ -438,21 +465,25 @@ class BaseCollector(
         if is_over:
             self._wait_for_closer(seconds)
             return
-        withdraw(self)
         try:
-            if self._background is not None:
-                self._background.stop(seconds)
-            if self._trace is not None:
-                self._trace.collector_closes(self)
-            try:
-                self._tell_the_last()
-            finally:
-                self._close(close_env)
+            self._end(seconds, close_env)
         except Exception:
             if raise_on_error:
                 raise
         finally:
             self._closer = None
+
+    def _end(self, seconds: float, close_env: bool) -> None:
+        """Nobody does it again: what it has is freed, also if Ctrl-C comes, or a warning is an error, before that."""
+        try:
+            withdraw(self)
+            if self._background is not None:
+                self._background.stop(seconds)
+            if self._trace is not None:
+                self._trace.collector_closes(self)
+            self._tell_the_last()
+        finally:
+            self._close(close_env)
 
     def _wait_for_closer(self, seconds: float) -> None:
         background = self.__dict__.get("_background")

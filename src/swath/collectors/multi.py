@@ -360,6 +360,9 @@ class MultiCollector(WorkerBatches):
             raise ValueError("a weight_updater knows one model: model_id and weights_dict need weight_sync_schemes")
         self._updater.push_weights(sources["policy"], places)
 
+    def _has_sent_weights(self) -> bool:
+        return self._updater is not None or super()._has_sent_weights()  # how an updater sends them, only it knows
+
     def _send(self, sources: Mapping[str, Any], places: int | Sequence[int] | None) -> None:
         for name, source in sources.items():
             if not self._schemes[name].addressed(list(source) if is_per_place(source) else places):

@@ -27,6 +27,7 @@ from swath.rollout.layout import Field
 from swath.warn import warn_user
 from swath.weakly import weakly
 from swath.weight_update.hidden import HiddenWeights
+from swath.weight_update.processes import NoWeightSyncScheme
 from swath.weight_update.weights import (
     choose_sources,
     has_weights,
@@ -69,8 +70,12 @@ class RemoteCollector(BaseCollector):
     def _schedule(self, budget: Budget, num_places: int, random_frames: int, requests_each: int = 2) -> None:
         """Once it is known what a batch is, and the base is made."""
         self._scheduler = Scheduler(budget.total_frames, random_frames, self._progress, num_places, requests_each)
+        scheme = self._schemes.get("policy")
+        keeps_its_weights = scheme is None or isinstance(scheme, NoWeightSyncScheme)  # as was asked for
         # (Weakly: a collector that nobody has any more ends then.)
-        self._forgotten_weights = ForgottenWeights(self.policy, weakly(self._has_sent_weights))
+        self._forgotten_weights = ForgottenWeights(
+            None if keeps_its_weights else self.policy, weakly(self._has_sent_weights)
+        )
 
     def _has_sent_weights(self) -> bool:
         return any(place.policy_version for place in self._places(time.monotonic())) or self._policy_version > 0

@@ -153,6 +153,8 @@ class Runner:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """While this lasts, steps are taken: without gradients, with the exploration type and its own random stream."""
+        for pool in self.env.worker_pools:
+            pool.require_owner()
         if self.profiler is not None and self.profiler.finished:
             self.profiler = None
         with (

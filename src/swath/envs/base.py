@@ -479,6 +479,8 @@ class EnvBase(Stateful, ExplainsGuesses):
     def _assert_open(self) -> None:
         if self.is_closed:
             raise EnvClosed(f"{type(self).__name__} was closed; make a new one")
+        for pool in self.worker_pools:
+            pool.require_owner()
 
     def _check(self, data: TensorDictBase, kinds: Sequence[str], where: str) -> None:
         for kind in kinds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,27 @@ def make_env_beside(create_env_fn: Any, kwargs: Mapping[str, Any] | None, others
     if any(innermost(env) is innermost(other) for other in others):
         return make_env(cloudpickle.loads(dumps(create_env_fn)), kwargs)
     return env
+
+
+class MakesInThreads:
+    """Makes envs for threads, which are all in this process and step at the same time: none may be there twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[Any] = []
+
+    def __call__(self, create_env_fn: Any, kwargs: Mapping[str, Any] | None, others: Sequence[EnvBase]) -> EnvBase:
+        """As ``make_env_beside``, for a thread that has ``others``."""
+        env = make_env_beside(create_env_fn, kwargs, others)
+        stepped = innermost(env)
+        with self._lock:
+            if any(stepped is other for other in self._made):
+                raise ValueError(
+                    "some of these envs are one and the same, which two threads would step at the same time; let "
+                    "create_env_fn be a function that makes a new one at each call"
+                )
+            self._made.append(stepped)
+        return env
 
 
 def innermost(env: EnvBase) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from swath import platforms
 from swath.copying import NotCopied
-from swath.envs.making import OF_BUFFERS, make_env_beside, refuse_unknown, resolve_factories
+from swath.envs.making import OF_BUFFERS, MakesInThreads, make_env_beside, refuse_unknown, resolve_factories
 from swath.envs.rows import RowEnv, specs_of_all
 from swath.envs.serial import side_by_side
 from swath.errors import EnvClosed, EnvError
@@ -39,7 +39,8 @@ def make_crew(
 ) -> EnvCrew:
     """Envs, side by side in so many workers."""
     layout, method = WorkerLayout.spread(len(factories), num_workers), check_start_method(start_method)
-    return EnvCrew(factories, kwargs, layout, make_env=make_env_beside, join=side_by_side, method=method, **options)
+    make_env = MakesInThreads() if options.get("threads") else make_env_beside
+    return EnvCrew(factories, kwargs, layout, make_env=make_env, join=side_by_side, method=method, **options)
 
 
 class CrewEnv(NotCopied, RowEnv):

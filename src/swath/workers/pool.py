@@ -146,6 +146,14 @@ class WorkerPool:
         if self._ends.is_set():
             raise self._closed_error()
 
+    def require_owner(self) -> None:
+        """Raise in a copy of its owner: workers would do what both say, and neither would know of the other."""
+        if self.owner_pid != os.getpid():
+            raise RuntimeError(
+                f"these workers belong to process {self.owner_pid}, and this is {os.getpid()}, which was forked from "
+                "it; make the envs, or the collector, in the process that uses them (a DataLoader: num_workers=0)"
+            )
+
     def _hand_over(self, handle: WorkerHandle) -> None:
         """Give a worker its status page and its spec."""
         with contextlib.suppress(OSError):  # it died: found out below
@@ -194,6 +202,7 @@ class WorkerPool:
     @ctrl_c_waits
     def call(self, name: str, *args: Any, handles: Iterable[WorkerHandle] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of workers (all by default), at the same time; what they returned."""
+        self.require_owner()
         chosen = self.handles if handles is None else list(handles)
         asked = {handle.number: self._ask(handle, name, args, kwargs) for handle in chosen}
         results = []
