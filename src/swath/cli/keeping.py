@@ -101,7 +101,7 @@ def write_report(page: str, path: Path) -> None:
     """In place of an earlier one; raises OSError, and then what was there before is still there."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
-        new.write_text(page, encoding="utf-8")
+        new.write_text(page, encoding="utf-8", errors="backslashreplace")  # arguments may be no text
         os.replace(new, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 from tensordict import TensorDictBase
@@ -264,6 +265,8 @@ class BaseCollector(
             return self._make_batch()
         except BaseException:
             self._progress.end_batch(is_whole=False)
+            if self._trace is not None:
+                self._trace.next_ends()
             raise
 
     def _batch_is_made(self) -> None:
@@ -424,14 +427,13 @@ class BaseCollector(
             return
         withdraw(self)
         try:
-            if self._background is not None:
-                self._background.stop(seconds)
-            if self._trace is not None:
-                self._trace.collector_closes(self)
-            try:
-                self._tell_the_last()
-            finally:
-                self._close(close_env)
+            with ExitStack() as still:  # what fails keeps nothing of the rest from being done
+                still.callback(self._close, close_env)
+                still.callback(self._tell_the_last)
+                if self._background is not None:
+                    self._background.stop(seconds)
+                if self._trace is not None:
+                    self._trace.collector_closes(self)
         except Exception:
             if raise_on_error:
                 raise
