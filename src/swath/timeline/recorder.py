@@ -223,9 +223,7 @@ def _lasting(view: np.ndarray) -> tuple[float, float, float]:
     return kind, since_s, thread
 
 
-def _until_now(
-    kind: float, since_s: float, thread: float, records: Sequence[Record], now_s: float
-) -> Iterator[Record]:
+def _until_now(kind: float, since_s: float, thread: float, records: Sequence[Record], now_s: float) -> Iterator[Record]:
     """A record of what lasts; what ended within it did so before it does."""
     own = [record for record in records if record.thread == thread]
     if kind and not any(record.kind == kind and record.start_s == since_s for record in own):
