@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -241,3 +243,58 @@ def test_threads_are_named_for_what_they_do() -> None:
     events = trace_events([Recording("node 0", 12, records)])
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names == {1: "thread 1", 2: "steps", 3: "thread 3"}
+
+
+#: The collector is there to the very end: the traceback has it.
+_FAILS = """
+import os, sys
+from swath.collectors import Collector, MultiSyncCollector
+
+if __name__ == "__main__":
+    if sys.argv[1] == "workers":
+        collector = MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=50, num_workers=2)
+    else:
+        collector = Collector("CartPole-v1", frames_per_batch=50)
+    collector.report("run.html", trace="run.json")
+    for number, _ in enumerate(collector):
+        1 / (3 - number)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["workers", "single"])
+def test_a_program_that_fails_has_its_files(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_FAILS)
+    command = [sys.executable, "train.py", kind]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert done.returncode == 1
+    assert len(TraceFile(tmp_path / "run.json").slices(1, "next batch")) == 4
+    assert "<h2>Timeline</h2>" in (tmp_path / "run.html").read_text()
+
+
+_FORKS = """
+import os, sys
+from swath.collectors import Collector
+
+collector = Collector("CartPole-v1", frames_per_batch=50)
+with collector.trace("run.json"):
+    collector.next()
+    child = os.fork()
+    if child == 0:
+        own = Collector("CartPole-v1", frames_per_batch=50, total_frames=100)
+        with own.trace("child.json"):
+            list(own)
+        sys.exit(5)  # leaves the parent's block, too
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(code, os.path.getsize("run.json"))
+"""
+
+
+@pytest.mark.processes
+def test_a_forked_child_traces_its_own_and_leaves_its_parents_file_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _FORKS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "5 0\n", done.stderr
+    assert TraceFile(tmp_path / "run.json").slices(1, "collect")
+    assert TraceFile(tmp_path / "child.json").slices(1, "collect")

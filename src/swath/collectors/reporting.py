@@ -186,7 +186,7 @@ class Report(Filed):
             OSError: one cannot be written. What was recorded is kept: ``write`` and ``write_trace`` take other paths.
         """
         with self._ending:
-            is_new = not self._written
+            is_new = not self._written and not self._is_copy
             super().stop()
             if is_new and self.trace_path is not None:
                 self.write_trace(self.trace_path)

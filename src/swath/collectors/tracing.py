@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -174,6 +176,10 @@ class Filed(Session):
         self._lacks: str | None = None
         #: Who has the turn, whoever iterates or the collector; since when, and in which thread that is.
         self._turn: tuple[Kind, float, int] | None = None
+        #: At the end of the program, before what it uses is taken away; and before what it is of is ended.
+        self._at_exit = partial(_stop_at_exit, weakref.ref(self))
+        self._owner_pid = os.getpid()
+        atexit.register(self._at_exit)
         companions.begin_recording()
         self._gauge(collector)  # what is shorter than the time between two looks has a beginning and an end
         self._looking = threading.Thread(target=self._keep_looking, name="swath-trace", daemon=True)
@@ -255,6 +261,7 @@ class Filed(Session):
                 last = self._last_turn(ended_s, in_background, own)
                 own = replace(own, records=[*own.records, *last])
                 self.recordings = [own, *others, *companions.end_recording()]
+                atexit.unregister(self._at_exit)
                 if self._lacks is not None:
                     warn_user(f"the {self._called} to {self.path} has this process only: {self._lacks}")
             return self.recordings
@@ -265,6 +272,11 @@ class Filed(Session):
         except Exception as error:  # what is known here must not be lost with it
             self._lacks = told(error)
             return []
+
+    @property
+    def _is_copy(self) -> bool:
+        """In a process that was forked: the file is its parent's to write."""
+        return os.getpid() != self._owner_pid
 
     def _look_once_more(self, collector: Traceable | None) -> None:
         if collector is None:
@@ -281,10 +293,11 @@ class Filed(Session):
         """
         self.gather()
         with self._ending:
-            if not self._written:
+            if not self._written and not self._is_copy:
                 self.write(self.path)
         return self.path
 
+    @ctrl_c_waits
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded, once it is over."""
         if self.recordings is None:
@@ -341,6 +354,16 @@ class Trace(Filed):
     def _write_to(self, path: Path) -> None:
         assert self.recordings is not None
         write_trace(path, self.recordings, self._about)
+
+
+def _stop_at_exit(reference: weakref.ref[Filed]) -> None:
+    session = reference()
+    if session is None:
+        return
+    try:
+        session.stop()
+    except OSError as error:
+        warn_user(told(error))
 
 
 def require_writable(what: str, path: Path) -> None:

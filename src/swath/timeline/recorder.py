@@ -194,7 +194,8 @@ class Stretch:
 
 def new_memory(num_bytes: int = BYTES_BY_DEFAULT) -> torch.Tensor:
     """For a recorder of this process."""
-    return torch.zeros(num_bytes, dtype=torch.uint8)
+    # Pages are there once they are written to. (Torch would fill so many with threads, for which a forked child waits.)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
 
 
 def read(memory: torch.Tensor, now_s: float | None = None) -> list[Record]:
