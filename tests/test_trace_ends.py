@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,9 +15,11 @@ import gymnasium as gym
 import pytest
 import torch
 
+from leaks import wait_until
 from swath.collectors import Collector, MultiAsyncCollector
 from swath.data import LazyTensorStorage, ReplayBuffer
 from swath.envs import GymWrapper
+from swath.errors import WorkerDied
 from swath.timeline.chrome import trace_events
 from swath.timeline.companions import Companion, companions
 from swath.timeline.recorder import Kind, Record, Recorder, read
@@ -96,6 +100,23 @@ def test_a_batch_that_had_begun_or_does_not_end(tmp_path: Path) -> None:
     assert any(found.slices(pid, "slow step") for pid in found.pids("worker"))
     for pid in found.pids("worker"):
         assert all(_is_within(step, found.slices(pid, "collect")) for step in found.slices(pid, "slow step"))
+
+
+@pytest.mark.processes
+def test_the_batch_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+    hangs = {30: lambda: time.sleep(1000)}  # in its second batch
+    collector = MultiAsyncCollector([lambda: GymWrapper(Slow(hangs))] * 2, frames_per_batch=20, num_workers=2)
+    trace = collector.trace(tmp_path / "run.json")
+    collector.next()
+    assert wait_until(lambda: collector.stats()["workers"][1]["frames"] == 29, timeout_s=60)
+    os.kill(collector.stats()["workers"][1]["pid"], signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        list(collector)
+    found = TraceFile(trace.path)
+    (killed,) = found.pids("worker 1")
+    assert len(found.slices(killed, "slow step")) == 29
+    assert len(found.slices(killed, "collect")) == 2
+    assert all(_is_within(step, found.slices(killed, "collect")) for step in found.slices(killed, "slow step"))
 
 
 def test_of_threads_that_end_it_at_the_same_time_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
