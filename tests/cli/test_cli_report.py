@@ -101,6 +101,7 @@ def test_what_fails_has_a_report_too(swath_here: Any) -> None:
     assert result.code == 1
     assert "RuntimeError: lost contact with 'robot.sock'" in section(Path("data/report.html"), "what-ran")
     assert "60 of 1,000" in section(Path("data/report.html"), "what-ran")
+    assert "ended: RuntimeError: lost contact with" in section(Path("data/report.html"), "faults")
 
 
 def test_a_report_that_cannot_be_written_costs_no_frame(swath_here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
