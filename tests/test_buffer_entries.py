@@ -42,7 +42,7 @@ def test_namedtuples_in_a_list_storage() -> None:
     for found in (rb.sample(), rb[:3], rb[[0, 4, 1]]):
         assert type(found) is Transition
         assert torch.equal(found.obs, torch.ones(3, 2))
-        assert torch.equal(found.reward, torch.full((3,), 0.5, dtype=torch.float64))
+        assert torch.equal(torch.as_tensor(found.reward), torch.full((3,), 0.5, dtype=torch.float64))
 
 
 def test_dicts_in_a_list_storage() -> None:

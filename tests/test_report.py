@@ -176,7 +176,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert "2 values are not finite, and not drawn" in page.sections["episodes"]
     assert "nan" not in report_page(a_run(episodes=episodes)).lower().replace("tenant", "")
     nothing = EpisodeSeries.of_rows([(float("nan"), 5)] * 200)
-    assert "Returns: nothing to draw." in Page(report_page(a_run(episodes=nothing))).text
+    assert "Returns: nothing to draw. 200 values are not finite." in Page(report_page(a_run(episodes=nothing))).text
 
 
 def test_thousands_of_workers_and_long_names_are_a_small_page() -> None:
@@ -374,6 +374,16 @@ def test_a_report_of_nothing_and_of_what_was_not_stopped(tmp_path: Path) -> None
     collector.next()
     collector.shutdown()
     assert "100 " in Page((tmp_path / "run.html").read_text()).sections["head"]
+
+
+def test_arguments_that_are_no_text_keep_no_report_from_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", os.fsdecode(b"run-\xff")])
+    collector = Collector("CartPole-v1", frames_per_batch=10, total_frames=20)
+    with collector.report(tmp_path / "run.html") as report:
+        list(collector)
+    assert "run-\\udcff" in report.path.read_text()
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

@@ -75,11 +75,33 @@ def test_a_trace_goes_where_it_is_told(swath_here: Any) -> None:
     assert TraceFile(Path("more/trace.json")).slices(1, "steps")
 
 
+def test_a_trace_that_has_no_room_where_it_was_told_to_go_is_beside_the_frames(swath_here: Any) -> None:
+    result = swath_here(*_COUNT, "--out", "data", "--trace", "/dev/full", "--report")
+    assert result.code == 0
+    assert result.stderr.count("could not be written") == 1
+    assert "to /dev/full: No space left on device; it goes to trace.json in the dataset's folder" in result.stderr
+    assert TraceFile(Path("data/trace.json")).slices(1, "steps")
+    assert section(Path("data/report.html"), "timeline")
+
+
+def test_a_report_does_without_a_trace_that_has_no_room(swath_here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("swath.collectors.tracing.write_trace", full)
+    result = swath_here(*_COUNT, "--out", "data", "--report")
+    assert result.code == 0
+    assert "the trace could not be written to trace.json: No space left on device" in result.stderr
+    assert not Path("data/trace.json").exists()
+    assert "There is no timeline" in Path("data/report.html").read_text()
+
+
 def test_what_fails_has_a_report_too(swath_here: Any) -> None:
     result = swath_here("collect", "my_envs:Failing-v0", "--frames", "1k", "--out", "data", "--report")
     assert result.code == 1
     assert "RuntimeError: lost contact with 'robot.sock'" in section(Path("data/report.html"), "what-ran")
     assert "60 of 1,000" in section(Path("data/report.html"), "what-ran")
+    assert "ended: RuntimeError: lost contact with" in section(Path("data/report.html"), "faults")
 
 
 def test_a_report_that_cannot_be_written_costs_no_frame(swath_here: Any, monkeypatch: pytest.MonkeyPatch) -> None:

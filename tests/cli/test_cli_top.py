@@ -17,6 +17,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from family import family
 from leaks import wait_until
 from swath import platforms
 from swath.cli.main import main
+from swath.cli.top.watched import Everyone
 from swath.collectors import Collector
 from swath.insight.board import OwnBoard
 from swath.insight.reading import Reading
@@ -410,6 +412,30 @@ def test_a_busy_program_is_said_not_to_answer(terminal: Any) -> None:
         assert seen.left() == 0
     finally:
         board.close()
+
+
+def test_a_program_that_makes_one_collector_after_another_is_bidden_one_farewell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Any] = []
+
+    class Programs:
+        unreadable = ()
+
+        def __init__(self, only: int | None) -> None: ...
+        def close(self) -> None: ...
+        def find(self) -> list[Any]:
+            return list(found)
+
+    monkeypatch.setattr("swath.cli.top.watched.Programs", Programs)
+    with Everyone() as everyone:
+        for _ in range(3):
+            found[:] = [SimpleNamespace(pid=HERE, command="tune.py", told=None)]
+            everyone.find()
+            assert everyone.notes == []
+            found.clear()
+            everyone.find()
+            assert everyone.notes == [f"{HERE} (tune.py) has closed its last collector"]
 
 
 def test_a_notebooks_collector_is_seen_between_two_batches(swath_here: Any) -> None:

@@ -13,8 +13,9 @@ from swath.cli.errors import UsageError, without_paths
 from swath.cli.metadata import command
 from swath.cli.options import CollectOptions
 from swath.cli.streams import say
-from swath.collectors.tracing import Trace
+from swath.collectors.tracing import Trace, Traceable
 from swath.dataset_format import READINGS, REPORT, TRACE
+from swath.errors import told
 from swath.insight.report import report_page
 from swath.insight.report.opening import run_of_dataset, write_readings
 from swath.insight.report.run import Thinned, without_episodes
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from swath.collectors import BaseCollector
 
 _SECONDS_BETWEEN_READINGS = 0.5
+
+
+class _OwnTrace(Trace):
+    """Whoever keeps it says where it went, and what became of that."""
+
+    def collector_closes(self, collector: Traceable) -> None:
+        self.gather(collector)
 
 
 class Keeper:
@@ -40,10 +48,13 @@ class Keeper:
         self._readings = Thinned()
         self._envs = collector.about_run()["envs"]
         self._trace: Trace | None = None
+        #: Where it goes: the first that takes it.
+        self._places = [Path(options.trace).absolute()] if options.trace else []
+        self._places.append((beside / TRACE).absolute())
+        self._written: Path | None = None
         if options.keeps_trace:
-            path = Path(options.trace) if options.trace else beside / TRACE
             about = {"collector": type(collector).__name__, "env": options.env_id, "command": command(options)}
-            self._trace = Trace(collector, path, about)
+            self._trace = _OwnTrace(collector, self._places[0], about)
             collector.record(self._trace)
         self._read()
         self._over = threading.Event()
@@ -63,11 +74,21 @@ class Keeper:
         self._thread.join()
         self._read()
         if self._trace is not None:
+            self._trace.gather()
+            self._written = self._write(self._trace)
+
+    def _write(self, trace: Trace) -> Path | None:
+        """Where it was written; None if there is no room for it."""
+        for number, path in enumerate(self._places, start=1):
             try:
-                self._trace.stop()
+                trace.write(path)
+                return path
             except OSError as error:
-                say(f"the trace could not be written to {self._trace.path}: {error.strerror}")
-                self._trace = None
+                why = os.strerror(error.errno) if error.errno else told(error)
+                instead = f"; it goes to {TRACE} in the dataset's folder" if number < len(self._places) else ""
+                named = self._options.trace if instead else TRACE
+                say(f"the trace could not be written to {named}: {why}{instead}")
+        return None
 
     def save(self, folder: Path) -> None:
         """Put it beside a dataset's frames."""
@@ -78,10 +99,8 @@ class Keeper:
             except OSError:
                 readings.unlink(missing_ok=True)
                 raise
-        if self._trace is None:
-            return
-        trace = self._trace.path
-        if not self._options.trace:
+        trace = self._written
+        if trace is not None and trace == self._places[-1]:
             with self._told("the trace"):
                 os.replace(trace, folder / TRACE)
                 trace = folder / TRACE
@@ -101,7 +120,7 @@ def write_report(page: str, path: Path) -> None:
     """In place of an earlier one; raises OSError, and then what was there before is still there."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
-        new.write_text(page, encoding="utf-8")
+        new.write_text(page, encoding="utf-8", errors="backslashreplace")  # arguments may be no text
         os.replace(new, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ def report(path: str, out: str | None) -> int:
         write_report(page, target)
     except OSError as error:
         return _complain(f"{target} cannot be written: {error.strerror}; choose another place with --out", FAILED)
-    print(f"{target} ({len(page.encode()) / 1000:,.0f} kB)")
+    print(f"{target} ({target.stat().st_size / 1000:,.0f} kB)")
     return 0
 
 

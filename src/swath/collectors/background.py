@@ -7,9 +7,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from swath.collectors.one_thread import OneThread
 from swath.errors import BackgroundFailed, CollectorClosed, told
 from swath.process.supervise import EndedAtExit
 from swath.warn import this_thread_began_at, users_line, warn_user
@@ -242,6 +243,7 @@ class InBackground:
 
     _background: Background | None = None
     _buffer_writer: Any = None
+    _one_thread: OneThread
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
@@ -253,9 +255,6 @@ class InBackground:
         raise NotImplementedError
 
     def _keep_ids_apart(self) -> None:
-        raise NotImplementedError
-
-    def _alone(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
     @property
@@ -278,7 +277,7 @@ class InBackground:
         self._require_open_unless(False)
         if self.is_running() or self._complete:
             return
-        with self._alone():  # else the background might take the steps of a batch that is being got
+        with self._one_thread:  # else the background might take the steps of a batch that is being got
             self._keep_ids_apart()
             background = Background(type(self).__name__, self._work())
             self._buffer_writer.attach(background)

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from swath.collectors.budget import Budget, Progress
 from swath.collectors.changeable import ChangeableArguments
 from swath.collectors.episodes import TellsOfEpisodes
 from swath.collectors.front_door import show_arguments
+from swath.collectors.one_thread import OneThread
 from swath.collectors.outside_state import OutsideState
 from swath.collectors.reporting import Reportable
 from swath.collectors.standing import TellsWhereItStands
@@ -28,7 +29,7 @@ from swath.copying import NotCopied
 from swath.data.buffer_writer import BufferWriter, buffer_writer
 from swath.data.postprocessing import Postprocessing
 from swath.data.sequences import looks_ahead, require_ids
-from swath.data.trajectories import TrajectoryAssembler
+from swath.data.trajectories import TrajectoryAssembler, pieces_of_envs
 from swath.errors import CollectorClosed, EnvClosed, EnvError, NoLength, WorkerError, add_note, told
 from swath.insight.publishing import publish, withdraw
 from swath.keys import show
@@ -75,8 +76,7 @@ class BaseCollector(
         self._closed = False
         self._closer: int | None = None  # the thread that is closing it
         self._iterator: Iterator[Any] | None = None
-        #: Held by the thread that gets a batch; nobody waits for it.
-        self._getting = threading.RLock()
+        self._one_thread = OneThread(type(self).__name__)
         #: What was complete of the batch that an error ended, or None.
         self.partial_batch: TensorDictBase | None = None
 
@@ -175,12 +175,7 @@ class BaseCollector(
     def _assemble(self, assembler: TrajectoryAssembler, batch: TensorDictBase) -> None:
         """Let episodes be put together; of the frames of each env by themselves."""
         envs = self._envs_of_mixed(batch)
-        if envs is None or not len(envs):
-            assembler.add(batch)
-            return
-        in_time = envs.reshape(-1, batch.shape[-1])[0]
-        lengths = np.diff(np.flatnonzero(np.diff(in_time)) + 1, prepend=0, append=len(in_time))
-        for piece in batch.split(lengths.tolist(), -1):
+        for piece in [batch] if envs is None or not len(envs) else pieces_of_envs(batch, envs):
             assembler.add(piece)
 
     def _give_up_episodes(self) -> None:
@@ -278,7 +273,7 @@ class BaseCollector(
         in_background = background is not None and background.is_running()
         if background is not None and in_background and not background.is_this_thread():
             raise self._is_in_background()  # it was started after this iterator was
-        with self._alone():
+        with self._one_thread:
             self._progress.begin_batch(in_background)
             if self._trace is not None:
                 self._trace.next_begins(not in_background)
@@ -286,20 +281,9 @@ class BaseCollector(
                 return self._make_batch()
             except BaseException:
                 self._progress.end_batch(is_whole=False)
+                if self._trace is not None:
+                    self._trace.next_ends()
                 raise
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """While this lasts, no other thread gets a batch, or begins to in the background; who tries is told."""
-        if not self._getting.acquire(blocking=False):
-            raise RuntimeError(
-                f"another thread is getting a batch of this {type(self).__name__}, and two at once would take steps in "
-                "each other's episodes: let one thread iterate and hand on what it gets, or make a collector for each"
-            )
-        try:
-            yield
-        finally:
-            self._getting.release()
 
     def _batch_is_made(self) -> None:
         """The last thing of a batch; what is raised here loses it as anything before does."""
@@ -475,15 +459,14 @@ class BaseCollector(
 
     def _end(self, seconds: float, close_env: bool) -> None:
         """Nobody does it again: what it has is freed, also if Ctrl-C comes, or a warning is an error, before that."""
-        try:
+        with ExitStack() as still:  # what fails keeps nothing of the rest from being done
+            still.callback(self._close, close_env)
+            still.callback(self._tell_the_last)
             withdraw(self)
             if self._background is not None:
                 self._background.stop(seconds)
             if self._trace is not None:
                 self._trace.collector_closes(self)
-            self._tell_the_last()
-        finally:
-            self._close(close_env)
 
     def _wait_for_closer(self, seconds: float) -> None:
         background = self.__dict__.get("_background")

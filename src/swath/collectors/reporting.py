@@ -66,6 +66,8 @@ class Reportable(Traceable):
         """
         self._require_unrecorded()
         page, trace_path = Path(path), None if trace is None else Path(trace)
+        if trace_path is not None and trace_path.absolute() == page.absolute() and not page.is_char_device():
+            raise ValueError(f"report: trace= is {page}, too, which the page goes to; give the trace a file of its own")
         if trace_path is not None and self._closed:
             raise RuntimeError("report: this collector is closed, so there is nothing to trace: leave trace= out")
         require_writable("report", page)
@@ -111,7 +113,7 @@ class Report(Filed):
     _suffix = ".html"
 
     def __init__(self, collector: Reportable, path: Path, trace: Path | None) -> None:
-        self.trace_path = trace
+        self.trace_path = None if trace is None else trace.absolute()
         self._readings = Thinned()
         self._next_at = 0.0
         self._about_program = about_program(collector)
@@ -175,7 +177,7 @@ class Report(Filed):
             envs=self._about_run.get("envs", {}),
             notes=[_TOO_LATE] if self._is_late else [],
         )
-        path.write_text(report_page(run), encoding="utf-8")
+        path.write_text(report_page(run), encoding="utf-8", errors="backslashreplace")  # arguments may be no text
 
     def stop(self) -> Path:
         """End it, and write the page, and the trace if there is to be one.
@@ -183,10 +185,11 @@ class Report(Filed):
         Raises:
             OSError: one cannot be written. What was recorded is kept: ``write`` and ``write_trace`` take other paths.
         """
-        is_new = not self._written
-        super().stop()
-        if is_new and self.trace_path is not None:
-            self.write_trace(self.trace_path)
+        with self._ending:
+            is_new = not self._written and not self._is_copy
+            super().stop()
+            if is_new and self.trace_path is not None:
+                self.write_trace(self.trace_path)
         return self.path
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:

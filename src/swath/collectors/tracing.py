@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from swath.errors import told
+from swath.process.ctrl_c import ctrl_c_waits
 from swath.timeline.chrome import write_trace
 from swath.timeline.companions import companions
-from swath.timeline.recorder import Gauge, Kind, Recorder, new_memory, read
+from swath.timeline.recorder import Gauge, Kind, Record, Recorder, new_memory, read
 from swath.timeline.recording import Recording
 from swath.warn import warn_user
 
@@ -60,7 +64,11 @@ class Traceable:
     def record(self, session: Session) -> None:
         """Let everything that this collector does be recorded, until ``end_recording()``."""
         self._trace = session
-        self._begin_recording(session.recorder)
+        try:
+            self._begin_recording(session.recorder)
+        except BaseException:  # a node is gone, no descriptor is left: nothing is recorded, and it may be tried again
+            session.give_up(self)
+            raise
 
     def end_recording(self) -> list[Recording]:
         """What was recorded elsewhere than in this process."""
@@ -128,13 +136,21 @@ class Session:
         """Nothing more is recorded; what was, first of all in this process."""
         if self.recordings is None:
             collector = self._collector() if collector is None else collector
-            elsewhere = [] if collector is None else collector.end_recording()
+            elsewhere = [] if collector is None else self._elsewhere(collector)
             own = Recording("you and the collector", os.getpid(), read(self.recorder.memory), self._threads)
             self.recordings = [own, *elsewhere]
         return self.recordings
 
+    def _elsewhere(self, collector: Traceable) -> list[Recording]:
+        return collector.end_recording()
+
     def collector_closes(self, collector: Traceable) -> None:
         self.gather(collector)
+
+    def give_up(self, collector: Traceable) -> None:
+        """It could not begin."""
+        with suppress(Exception):  # what failed first is what the user must see
+            self.gather(collector)
 
 
 class Filed(Session):
@@ -151,11 +167,19 @@ class Filed(Session):
 
     def __init__(self, collector: Traceable, path: Path) -> None:
         super().__init__(collector)
-        self.path = path
+        self.path = path.absolute()  # the program, or an env of it, may change its folder meanwhile
         self._written = False
         self._over = threading.Event()
-        #: Since when whoever iterates has the turn, or the collector.
-        self._turn_since: float | None = None
+        #: Of several threads that end it (one stops it while another closes the collector), one does.
+        self._ending = threading.RLock()
+        #: Why what other processes did is missing, if it is.
+        self._lacks: str | None = None
+        #: Who has the turn, whoever iterates or the collector; since when, and in which thread that is.
+        self._turn: tuple[Kind, float, int] | None = None
+        #: At the end of the program, before what it uses is taken away; and before what it is of is ended.
+        self._at_exit = partial(_stop_at_exit, weakref.ref(self))
+        self._owner_pid = os.getpid()
+        atexit.register(self._at_exit)
         companions.begin_recording()
         self._gauge(collector)  # what is shorter than the time between two looks has a beginning and an end
         self._looking = threading.Thread(target=self._keep_looking, name="swath-trace", daemon=True)
@@ -188,40 +212,78 @@ class Filed(Session):
             collector = self._collector()
             if collector is None:
                 return
-            self._look(collector)
+            with suppress(Exception):  # a buffer on Ray may not answer just now: a curve has no value there
+                self._look(collector)
             del collector  # not kept while this waits
 
     def next_begins(self, by_consumer: bool = True) -> None:
         """The next batch is asked for: the consumer's turn is over. In the background there is none."""
-        self._turn(Kind.CONSUMER if by_consumer else Kind.BETWEEN)
+        self._turn_ends(Kind.CONSUMER if by_consumer else Kind.BETWEEN, Kind.NEXT)
 
     def next_ends(self) -> None:
-        """It was handed over."""
-        self._turn(Kind.NEXT)
+        """It was handed over; or it failed, and there is none."""
+        self._turn_ends(Kind.NEXT, Kind.CONSUMER)
 
-    def _turn(self, kind: Kind) -> None:
-        """What has lasted since the last turn is over."""
-        now = perf_counter()
-        if self._turn_since is not None:
-            self.recorder.add(kind, self._turn_since, now)
-        self._turn_since = now
+    def _turn_ends(self, kind: Kind, following: Kind) -> None:
+        now, thread = perf_counter(), threading.get_ident()
+        if self._turn is not None:
+            self.recorder.add(kind, self._turn[1], now)
+        else:  # this is who iterates, whoever has begun the trace
+            self._threads.clear()
+        self._threads[thread] = "collector"
+        self._turn = following, now, thread
+
+    def _last_turn(self, ended_s: float, in_background: bool, own: Recording) -> list[Record]:
+        """Whose turn it was when all ended; in the middle of a batch, it is the collector's."""
+        if self._turn is None:
+            return []
+        kind, since, thread = self._turn
+        if kind == Kind.CONSUMER and in_background:
+            kind = Kind.BETWEEN
+        ends = [record.end_s for record in own.records if record.thread == thread and record.kind < Kind.VERSION]
+        # (The step under way was told of a moment later than that all was over.)
+        return [Record(kind, since, max([ended_s, *ends]), 0.0, 0.0, 0.0, thread)]
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
+    @ctrl_c_waits
     def gather(self, collector: Traceable | None = None) -> list[Recording]:
         self._over.set()
         if self._looking is not threading.current_thread():
             self._looking.join()
-        if self.recordings is None:
-            collector = self._collector() if collector is None else collector
-            if collector is not None:
-                with suppress(Exception):  # a buffer on Ray that is gone cannot be asked
-                    self._gauge(collector)
-                self._look_last(collector)
-            if self._turn_since is not None:
-                self.next_begins(collector is None or not collector.is_running())
-            self.recordings = [*super().gather(collector), *companions.end_recording()]
-        return self.recordings
+        with self._ending:
+            if self.recordings is None:
+                collector = self._collector() if collector is None else collector
+                self._look_once_more(collector)
+                in_background = collector is not None and collector.is_running()
+                ended_s = perf_counter()
+                own, *others = super().gather(collector)
+                last = self._last_turn(ended_s, in_background, own)
+                own = replace(own, records=[*own.records, *last])
+                self.recordings = [own, *others, *companions.end_recording()]
+                atexit.unregister(self._at_exit)
+                if self._lacks is not None:
+                    warn_user(f"the {self._called} to {self.path} has this process only: {self._lacks}")
+            return self.recordings
+
+    def _elsewhere(self, collector: Traceable) -> list[Recording]:
+        try:
+            return super()._elsewhere(collector)
+        except Exception as error:  # what is known here must not be lost with it
+            self._lacks = told(error)
+            return []
+
+    @property
+    def _is_copy(self) -> bool:
+        """In a process that was forked: the file is its parent's to write."""
+        return os.getpid() != self._owner_pid
+
+    def _look_once_more(self, collector: Traceable | None) -> None:
+        if collector is None:
+            return
+        with suppress(Exception):  # a buffer on Ray that is gone cannot be asked
+            self._gauge(collector)
+        self._look_last(collector)
 
     def stop(self) -> Path:
         """End it, and write the file.
@@ -230,10 +292,12 @@ class Filed(Session):
             OSError: it cannot be written. What was recorded is not lost: call ``write`` with another path.
         """
         self.gather()
-        if not self._written:
-            self.write(self.path)
+        with self._ending:
+            if not self._written and not self._is_copy:
+                self.write(self.path)
         return self.path
 
+    @ctrl_c_waits
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded, once it is over."""
         if self.recordings is None:
@@ -247,6 +311,9 @@ class Filed(Session):
                 f"the {self._called} could not be written to {path}: {error.strerror}. It is kept: "
                 f"{self._called}.write('another/path{self._suffix}') writes it elsewhere",
             ) from error
+        except BaseException:  # Ctrl-C, say: half a file is none
+            remove_part(Path(path))
+            raise
         self._written = True
 
     def collector_closes(self, collector: Traceable) -> None:
@@ -287,6 +354,16 @@ class Trace(Filed):
     def _write_to(self, path: Path) -> None:
         assert self.recordings is not None
         write_trace(path, self.recordings, self._about)
+
+
+def _stop_at_exit(reference: weakref.ref[Filed]) -> None:
+    session = reference()
+    if session is None:
+        return
+    try:
+        session.stop()
+    except OSError as error:
+        warn_user(told(error))
 
 
 def require_writable(what: str, path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
@@ -115,6 +116,13 @@ def _ends(rows: TensorDictBase) -> torch.Tensor:
     if not flags:
         raise EnvError("trajs_per_batch needs to see where episodes end, but no flag of this env is called 'done'")
     return torch.stack([flag.any(-1) for flag in flags]).any(0)
+
+
+def pieces_of_envs(batch: TensorDictBase, env_of_frames: np.ndarray) -> Iterator[TensorDictBase]:
+    """A batch in which frames of several envs lie behind one another, in pieces of one env each."""
+    in_time = env_of_frames.reshape(-1, batch.shape[-1])[0]
+    lengths = np.diff(np.flatnonzero(np.diff(in_time)) + 1, prepend=0, append=len(in_time))
+    yield from batch.split(lengths.tolist(), -1)
 
 
 class TrajectoryAssembler:

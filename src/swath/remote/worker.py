@@ -206,6 +206,12 @@ class Worker:
     def _on_trace(self, num_bytes: int) -> None:
         """Record what is done, in memory of the owner's."""
         self._control.recorder = Recorder(map_and_close(self._channel.receive_descriptor(), num_bytes))
+        if self._current is not None:  # in the middle of a batch
+            self._begin_recorded()
+
+    def _begin_recorded(self) -> None:
+        if (recorder := self._control.recorder) is not None:
+            recorder.begin(Kind.COLLECT, recorder.last_end_s)
 
     def _on_untrace(self) -> None:
         self._control.recorder = None
@@ -278,12 +284,12 @@ class Worker:
             self._channel.answer(number, lambda: getattr(who, name)(*args, **kwargs))
 
     def _collect(self, order: CollectRequest) -> None:
-        recorder = self._control.recorder
-        if recorder is None:
+        self._begin_recorded()
+        try:
             result = self._follow(order)
-        else:
-            with recorder.during(Kind.COLLECT, since_s=recorder.last_end_s):  # over before its owner knows
-                result = self._follow(order)
+        finally:
+            if (recorder := self._control.recorder) is not None:
+                recorder.end()  # before its owner knows
         if result is not None:
             self._channel.send("ready", *result)
 

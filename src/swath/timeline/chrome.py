@@ -12,7 +12,7 @@ from typing import Any
 
 from swath.timeline.recorder import Gauge, Kind, Record
 from swath.timeline.recording import Recording
-from swath.timeline.slices import Slice, slices_of
+from swath.timeline.slices import NAMES, Slice, slices_of
 
 #: What gauges are called, and what their values are divided by.
 _GAUGES: Mapping[Gauge, tuple[str, float]] = {
@@ -75,11 +75,21 @@ def _us(seconds: float) -> float:
 
 
 def _numbered_threads(recording: Recording) -> dict[int, int]:
-    """Threads as they appear, by the number that is written for them."""
+    """Threads as they appear in slices, by the number that is written for them."""
     threads: dict[int, int] = {}
     for record in recording.records:
-        threads.setdefault(record.thread, len(threads) + 1)
+        if record.kind in NAMES:
+            threads.setdefault(record.thread, len(threads) + 1)
     return threads
+
+
+def _thread_names(recording: Recording) -> dict[int, str]:
+    """By the number that is written: who takes steps is told from who sends weights, in a thread of its own."""
+    numbers = _numbered_threads(recording)
+    others = [record.thread for record in recording.records if record.kind in NAMES and record.kind != Kind.UPDATE]
+    called = {thread: f"thread {number}" for thread, number in numbers.items()}
+    called |= {others[0]: "steps"} if others else {}
+    return {numbers[thread]: recording.threads.get(thread, name) for thread, name in called.items()}
 
 
 def _names(place: int, recording: Recording) -> Iterator[dict[str, Any]]:
@@ -87,8 +97,7 @@ def _names(place: int, recording: Recording) -> Iterator[dict[str, Any]]:
     name = f"{recording.name} (pid {recording.pid}{again})"
     yield {"ph": "M", "name": "process_name", "pid": place, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": place, "args": {"sort_index": place}}
-    for thread, number in _numbered_threads(recording).items():
-        called = recording.threads.get(thread, "steps" if number == 1 else f"thread {number}")
+    for number, called in _thread_names(recording).items():
         yield {"ph": "M", "name": "thread_name", "pid": place, "tid": number, "args": {"name": called}}
 
 

@@ -136,14 +136,22 @@ class Recorder:
     @contextmanager
     def waiting(self, kind: Kind, since_s: float | None = None) -> Iterator[None]:
         """As ``during``, of what may last long: a reader sees it before its end."""
-        started = perf_counter() if since_s is None else since_s
-        self._open[1], self._open[2] = started, threading.get_ident()
-        self._open[0] = kind
+        self.begin(kind, perf_counter() if since_s is None else since_s)
         try:
             yield
         finally:
+            self.end()
+
+    def begin(self, kind: Kind, since_s: float) -> None:
+        """Of what lasts, and is seen before ``end()``. (One at a time: what happens within it is told by ``add``.)"""
+        self._open[1], self._open[2] = since_s, threading.get_ident()
+        self._open[0] = kind
+
+    def end(self) -> None:
+        kind, since_s = int(self._open[0]), self._open[1]
+        if kind:
             self._open[0] = 0
-            self.add(kind, started, perf_counter())
+            self.add(Kind(kind), since_s, perf_counter())
 
     def acts_with(self, version: int) -> None:
         """Steps are taken with this version of the weights from now on."""
@@ -186,7 +194,8 @@ class Stretch:
 
 def new_memory(num_bytes: int = BYTES_BY_DEFAULT) -> torch.Tensor:
     """For a recorder of this process."""
-    return torch.zeros(num_bytes, dtype=torch.uint8)
+    # Pages are there once they are written to. (Torch would fill so many with threads, for which a forked child waits.)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
 
 
 def read(memory: torch.Tensor, now_s: float | None = None) -> list[Record]:
@@ -194,16 +203,33 @@ def read(memory: torch.Tensor, now_s: float | None = None) -> list[Record]:
     view = memory.numpy()
     header = view[:8].view(np.int64)
     table = view[_HEADER_BYTES:].view(np.float64).reshape(-1, 8)
+    lasting = _lasting(view)  # first: what ends while records are copied is among them, or had not ended
     capacity, count = len(table), int(header[0])
     copy = table.copy()
     written = int(header[0])  # by now: those in their places may have been written over while they were copied
     first = max(0, written + 1 - capacity) if written > count else max(0, count - capacity)
     rows = [copy[number % capacity] for number in range(first, count)]
     records = [record_of(row.tolist()[:7]) for row in rows]
-    kind, since, thread = view[8:32].view(np.float64).tolist()
-    if kind and now_s is not None:
-        records.append(Record(Kind(int(kind)), since, now_s, 0.0, 0.0, 0.0, int(thread)))
+    if now_s is not None:
+        records += _until_now(*lasting, records, now_s)
     return records
+
+
+def _lasting(view: np.ndarray) -> tuple[float, float, float]:
+    """What lasts, since when, in which thread: three numbers, which may change while they are read."""
+    numbers, before = view[8:32].view(np.float64), None
+    while before != (before := tuple(numbers.tolist())):
+        pass
+    kind, since_s, thread = before
+    return kind, since_s, thread
+
+
+def _until_now(kind: float, since_s: float, thread: float, records: Sequence[Record], now_s: float) -> Iterator[Record]:
+    """A record of what lasts; what ended within it did so before it does."""
+    own = [record for record in records if record.thread == thread]
+    if kind and not any(record.kind == kind and record.start_s == since_s for record in own):
+        end_s = max([now_s, since_s, *(record.end_s for record in own)])
+        yield Record(Kind(int(kind)), since_s, end_s, 0.0, 0.0, 0.0, int(thread))
 
 
 def record_of(row: Sequence[float]) -> Record:

@@ -35,12 +35,12 @@ class WorkerRecordings:
         memory.close_descriptor()
 
     def read(self, handles: Sequence[WorkerHandle]) -> list[Recording]:
-        """What is there now; of a worker that lives, also what lasts."""
+        """What is there now, and what lasts; of a worker that is gone, until the last that is known of it."""
         now = perf_counter()
         found = []
         for (worker, incarnation), (pid, memory) in self._memory.items():
             handle = handles[worker]
             lives = handle.incarnation.number == incarnation and handle.is_alive
-            records = read(memory.bytes_, now if lives else None)
+            records = read(memory.bytes_, now if lives else 0.0)
             found.append(Recording(f"{self._name} {worker}", pid, records, restarts=incarnation))
         return found

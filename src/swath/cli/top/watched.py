@@ -79,7 +79,8 @@ class Everyone:
     def __init__(self, only: int | None = None) -> None:
         self._programs = Programs(only)
         self._watched: dict[int, Watched] = {}
-        self._gone: list[tuple[float, str]] = []
+        #: By pid: since when it is gone, and that it is.
+        self._gone: dict[int, tuple[float, str]] = {}
 
     def find(self) -> Sequence[Watched]:
         """Those that are there, by their pids; from one call to the next, who has gone is told in ``notes``."""
@@ -88,7 +89,9 @@ class Everyone:
             known = self._watched.get(program.pid)
             found[program.pid] = known if known is not None and known.program is program else Watched(program)
         for pid in self._watched.keys() - found.keys():
-            self._gone.append((time.monotonic(), farewell(self._watched[pid])))
+            self._gone[pid] = time.monotonic(), farewell(self._watched[pid])
+        for pid in found:  # it closes one collector and makes the next
+            self._gone.pop(pid, None)
         self._watched = found
         return list(found.values())
 
@@ -100,8 +103,8 @@ class Everyone:
     def notes(self) -> Sequence[str]:
         """Who cannot be shown, or has gone a moment ago."""
         since = time.monotonic() - _SECONDS_TO_SAY
-        self._gone = [(at_s, said) for at_s, said in self._gone if at_s > since]
-        return [*(f"{each.pid}: {each.why}" for each in self.unreadable), *(said for _, said in self._gone)]
+        self._gone = {pid: gone for pid, gone in self._gone.items() if gone[0] > since}
+        return [*(f"{each.pid}: {each.why}" for each in self.unreadable), *(said for _, said in self._gone.values())]
 
     def __enter__(self) -> Everyone:
         return self

@@ -39,7 +39,8 @@ def chart(
     left_out = sum(len(each.xs) - len(xs) for each, xs, _ in found)
     found = [(each, xs, ys) for each, xs, ys in found if len(xs)]
     if not found:
-        return el("p", f"{title}: nothing to draw.", class_="nothing")
+        why = f" {left_out:,} values are not finite." if left_out else ""
+        return el("p", f"{title}: nothing to draw.{why}", class_="nothing")
     x_low, x_high = _range(np.concatenate([xs for _, xs, _ in found]), 1.0)
     y_low, y_high = _range(np.concatenate([ys for _, _, ys in found]), 1.0, from_zero)
     y_ticks = ticks(y_low, y_high, 4)

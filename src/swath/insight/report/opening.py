@@ -85,6 +85,8 @@ def run_of_dataset(folder: Path, trace: Path | None = None) -> Run:
         lanes, _ = read_trace(trace)
     else:
         notes.append("There is no timeline: swath collect draws one with --report, and keeps what it is made of.")
+    if readings and readings[-1].failure is None and about.get("error"):  # it was read before that was known
+        readings[-1] = replace(readings[-1], failure=str(about["error"]))
     ended = [row for row in dataset.episodes if row["terminated"] or row["truncated"]]
     return Run(
         about=_about_dataset(about, readings),
