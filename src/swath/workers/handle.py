@@ -13,6 +13,10 @@ from swath.process.supervise import Process, how_it_ended
 from swath.workers.spec import EnvsOfWorker, Incarnation
 from swath.workers.status_page import Shares, StatusPage
 
+#: Between two starts that nothing comes of.
+_FIRST_BACK_OFF_S = 0.1
+_LONGEST_BACK_OFF_S = 5.0
+
 
 @dataclass
 class WorkerHandle:
@@ -35,6 +39,8 @@ class WorkerHandle:
     #: The exception that the worker left with, the order it was following, and the steps it completed of it.
     failure: tuple[BaseException, int, list[int]] | None = None
     frames_before: int = 0
+    #: So many in a row ended before they had taken a step.
+    vain_starts: int = 0
     #: It was being started again when Ctrl-C came: what stopped its predecessor.
     restart_cut_short: BaseException | None = None
     #: Orders and questions that it has not answered.
@@ -118,6 +124,17 @@ class WorkerHandle:
         if (process := self.process) is not None:
             process.kill()
             process.has_ended(2.0)
+
+    def back_off_s(self) -> float:
+        """How long to wait, now that it has ended, before another start: longer and longer while nothing comes of them.
+
+        Who has collected since its start is started again at once, however often that happens: there is a budget.
+        """
+        has_stepped = self.page.integer("frames") or self.page.integer("beat")
+        self.vain_starts = 0 if has_stepped else self.vain_starts + 1
+        if self.vain_starts < 2:
+            return 0.0
+        return min(_FIRST_BACK_OFF_S * 2.0 ** min(self.vain_starts - 2, 60), _LONGEST_BACK_OFF_S)
 
     def describe(self, now: float) -> dict[str, Any]:
         """A line for ``stats()``; reads its page only."""

@@ -38,9 +38,6 @@ _SECONDS_FOR_OTHERS = 1.0
 #: How often to look whether a step takes too long.
 _SECONDS_BETWEEN_LOOKS = 0.2
 _DESCRIPTORS_TO_START = 12
-#: A worker that dies again and again is started again later and later.
-_FIRST_BACK_OFF_S = 0.1
-_LONGEST_BACK_OFF_S = 5.0
 
 
 class _LostAgain(Exception):
@@ -390,8 +387,7 @@ class WorkerPool:
 
     def _restart(self, handle: WorkerHandle, error: BaseException) -> None:
         handle.kill()
-        if handle.incarnation.number:
-            back_off_s = min(_FIRST_BACK_OFF_S * 2 ** (handle.incarnation.number - 1), _LONGEST_BACK_OFF_S)
+        if back_off_s := handle.back_off_s():
             ctrl_c.interruptible(self._ends.wait, back_off_s)
         self._require_open()
         page = handle.page
