@@ -32,6 +32,7 @@ from swath.rollout.plan import CallOptions, PolicyPlan
 from swath.rollout.structure import Structure
 from swath.timeline.recorder import Recorder
 from swath.timeline.recording import Recording
+from swath.warn import warn_user
 from swath.workers.recordings import WorkerRecordings
 
 #: What workers and hosts ask of a collector, besides what users do.
@@ -68,6 +69,9 @@ class Runner:
     profiler: RolloutProfiler | None = None
     #: In which steps were taken.
     spent: Spent = field(default_factory=Spent)
+    #: On an env: that this was the last that stepped it.
+    mark: object = field(default_factory=object, init=False)
+    _told_of_others: bool = False
     random: RandomStream = field(init=False)
     rollout: Rollout = field(init=False)
     #: What the env's keys are besides leaves of nested TensorDicts, if anything.
@@ -114,6 +118,7 @@ class Runner:
             plan = self._resolve_plan(first_row, options)
             self.rollout = make(plan, self.env.row_layout() if plan is None else plan.layout)
             self.rollout.start_from(first_row)
+        self.env.stepped_by = self.mark
         self.structure = self.env.row_layout().structure
 
     def _resolve_plan(self, first_row: dict[Key, torch.Tensor], options: CallOptions) -> PolicyPlan | None:
@@ -171,8 +176,22 @@ class Runner:
                 yield
             finally:
                 self.spent.end()
+                self.env.stepped_by = self.mark
         if not self.no_cuda_sync:
             self.devices.synchronize()
+
+    def lost_its_place(self) -> bool:
+        """Whether someone else has reset or stepped the env: it is not where it was left. Told once."""
+        if self.env.stepped_by is self.mark:
+            return False
+        if self.has_begun and not self._told_of_others:
+            self._told_of_others = True
+            warn_user(
+                f"the env of this {self.who} was reset or stepped by someone else between two batches (by its own "
+                "methods, or another collector): the episodes under way are cut there, and others begin. With an env "
+                "of its own, each would go on"
+            )
+        return True
 
     @property
     def fields(self) -> list[Field]:

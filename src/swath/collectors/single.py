@@ -244,7 +244,7 @@ class Collector(TellsOfRunner, BaseCollector):
             )
 
     def _restart_if_asked(self) -> None:
-        if self.reset_at_each_iter and self._iter:
+        if self.runner.lost_its_place() or (self.reset_at_each_iter and self._iter):
             self._restart()
 
     # Batches for a host, who counts their frames:

@@ -78,7 +78,8 @@ class EnvBase(Stateful, ExplainsGuesses):
         *("declared_casts", "env_before", "first_index", "first_rows_told", "full_specs", "gym_envs"),
         *("has_fillers", "has_steps_of_its_own", "info_leaves", "is_given_actions_only", "limit_episodes", "plan"),
         *("num_busy_processes", "objects", "observation_leaves", "pending_seeds", "pipeline", "steps_stay_in_episodes"),
-        *("reads_roots", "refresh", "remind", "row_layout", "shows_first_rows", "single_step", "worker_pools"),
+        *("reads_roots", "refresh", "remind", "row_layout", "shows_first_rows", "single_step", "stepped_by"),
+        *("worker_pools",),
     )
 
     batch_locked = True
@@ -101,6 +102,8 @@ class EnvBase(Stateful, ExplainsGuesses):
     #: How many processes step it, beside this one; and, if they are its workers, those.
     num_busy_processes = 0
     worker_pools: Sequence[WorkerPool] = ()
+    #: Who stepped it last, as a mark of a collector's own; None for whoever calls ``reset`` or ``step``.
+    stepped_by: object | None = None
     #: What its steps give that is no tensor of a fixed shape, by number (``rollout/structure.py``).
     objects: Any = None
     _has_dynamic_specs = False
@@ -216,11 +219,8 @@ class EnvBase(Stateful, ExplainsGuesses):
 
     @property
     def input_spec(self) -> Composite:
-        return Composite(
-            full_state_spec=self.full_state_spec,
-            full_action_spec=self.full_action_spec,
-            shape=self.batch_size,
-        )
+        state, action = self.full_state_spec, self.full_action_spec
+        return Composite(full_state_spec=state, full_action_spec=action, shape=self.batch_size)
 
     @property
     def output_spec(self) -> Composite:
@@ -296,6 +296,7 @@ class EnvBase(Stateful, ExplainsGuesses):
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         """Start new episodes: all, or those that a bool ``_reset`` entry (shaped like ``done``) marks."""
         self._assert_open()
+        self.stepped_by = None
         mask = None if tensordict is None else tensordict.get("_reset", None)
         fresh = self._reset(tensordict, **kwargs)
         if not isinstance(fresh, TensorDictBase):
@@ -323,6 +324,7 @@ class EnvBase(Stateful, ExplainsGuesses):
         A bool entry ``_step`` says which envs of a batch to step; the others stay where they are.
         """
         self._assert_open()
+        self.stepped_by = None
         check_step_input(self, tensordict)
         outcome = self._step(tensordict)
         if not isinstance(outcome, TensorDictBase):

@@ -158,6 +158,14 @@ class TransformedEnv(RowEnv):
         return replace(self.layout_around(self.base_env.row_layout()), primable=self._primable)
 
     @property
+    def stepped_by(self) -> object | None:  # type: ignore[override]
+        return self.base_env.stepped_by
+
+    @stepped_by.setter
+    def stepped_by(self, who: object | None) -> None:
+        self.base_env.stepped_by = who
+
+    @property
     def worker_pools(self) -> Sequence[WorkerPool]:  # type: ignore[override]
         return self.base_env.worker_pools
 
