@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -459,14 +458,17 @@ class BaseCollector(
 
     def _end(self, seconds: float, close_env: bool) -> None:
         """Nobody does it again: what it has is freed, also if Ctrl-C comes, or a warning is an error, before that."""
-        with ExitStack() as still:  # what fails keeps nothing of the rest from being done
-            still.callback(self._close, close_env)
-            still.callback(self._tell_the_last)
+        try:
             withdraw(self)
             if self._background is not None:
                 self._background.stop(seconds)
             if self._trace is not None:
                 self._trace.collector_closes(self)
+        finally:
+            try:
+                self._tell_the_last()
+            finally:
+                self._close(close_env)
 
     def _wait_for_closer(self, seconds: float) -> None:
         background = self.__dict__.get("_background")
