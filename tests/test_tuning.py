@@ -25,6 +25,7 @@ from swath.tuning import Arrangement, Form, Trial, Tuning, candidates, tune
 from swath.tuning.candidates import Room, steps_per_batch
 from swath.tuning.layouts import Made
 from swath.tuning.table import report
+from swath.tuning.trying import Contestant
 from swath.tuning.tuner import Tuner
 
 TWO = Machine(2)
@@ -454,3 +455,32 @@ def test_a_batched_env_is_counted_by_its_rows() -> None:
     assert found.best.frames_per_batch == 30
     with found.collector() as collector:
         assert next(iter(collector)).shape == (3, 10)
+
+
+class Bursts:
+    """Three envs that sleep alike: each third batch takes a second of its clock, the others come with it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def collector(self, *_: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        while True:
+            self.now_s += 1.0
+            for _ in range(3):
+                yield torch.zeros(10)
+
+    def stats(self) -> dict[str, Any]:
+        return {"workers": [{"frames": 0}]}
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 1.5, 2.5])
+def test_of_envs_that_deliver_at_once_whole_rounds_are_measured(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bursts: Any = Bursts()
+    monkeypatch.setattr("swath.tuning.trying.time.perf_counter", lambda: bursts.now_s)
+    contestant = Contestant(bursts, Arrangement(Form.ASYNC, 3, 3), frames_per_batch=10, frames_per_round=30)
+    assert contestant.measure(seconds) == 30

@@ -34,7 +34,7 @@ class Contestant:
         self._batches: Iterator[Any] = iter(())
 
     def measure(self, seconds: float) -> float:
-        """Frames in a second, over whole batches, for at least so long."""
+        """Frames in a second, over whole rounds, for at least so long."""
         with _quietly(), torch_threads_of(self.arrangement):
             if self._collector is None:
                 self._collector = self._made.collector(self.arrangement, self._frames_per_batch)
@@ -51,10 +51,12 @@ class Contestant:
         return fps
 
     def _collect(self, frames: int, seconds: float) -> int:
-        """So many frames, for so long, at least."""
+        """So many frames, as often as it takes for so long. (Of envs that sleep alike, all comes at once.)"""
         started, delivered = time.perf_counter(), 0
-        while delivered < frames or time.perf_counter() - started < seconds:
-            delivered += next(self._batches).numel()
+        while not delivered or time.perf_counter() - started < seconds:
+            goal = delivered + frames
+            while delivered < goal:
+                delivered += next(self._batches).numel()
         return delivered
 
     def _settle(self) -> None:
