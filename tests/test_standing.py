@@ -102,26 +102,29 @@ def test_whose_turn_it_is_counts_while_it_lasts() -> None:
 
 
 def test_a_reading_in_the_middle_of_a_batch_from_another_thread() -> None:
-    release = threading.Event()
+    release, steps = threading.Event(), threading.Event()
 
     class Held(nn.Module):
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            steps.set()
             release.wait(20)
             return observation[..., :2]
 
     release.set()  # for the call that tells the layout
     collector = Collector("CartPole-v1", Held(), frames_per_batch=4, total_frames=4)
     release.clear()
+    steps.clear()
     thread = threading.Thread(target=lambda: list(collector))
     thread.start()
-    while not collector.reading().collecting_s:
-        time.sleep(0.001)
-    before, after = collector.reading(), collector.reading()
-    assert after.collecting_s > before.collecting_s
-    assert after.places[0].env_s + after.places[0].policy_s > 0
-    assert not after.frames
-    release.set()
-    thread.join()
+    try:
+        assert steps.wait(20)
+        before, after = collector.reading(), collector.reading()
+        assert after.collecting_s > before.collecting_s > 0
+        assert after.places[0].env_s + after.places[0].policy_s > 0
+        assert not after.frames
+    finally:
+        release.set()
+        thread.join()
     assert collector.reading().frames == 4
 
 
